@@ -169,7 +169,7 @@ def _paired(
                 for key, value in values.items()
                 if key[1] == "whole"
             ]
-            changes = ", ".join(f"{quantity} {change * 100:+.1f} %" for quantity, change in wholes)
+            changes = ", ".join(f"{quantity} {change * 100:+z.1f} %" for quantity, change in wholes)
             say(f"round {number} of {rounds}: whole model {changes or 'without a sound reading'}")
 
         measure(database, paired.batches(database, measured), [chosen], Submissions(say), ending)

@@ -29,7 +29,7 @@ from farm.errors import CardUnavailable, DatabaseUnreachable, FarmError, Unhealt
 from farm.jobs import cards
 from farm.jobs.compile_ahead import CompileAhead
 from farm.jobs.item_driver import ItemDriver, log
-from farm.jobs.items import Claim, Closed
+from farm.jobs.items import Claim, FollowUp
 from farm.jobs.outage import Outage
 from farm.jobs.spool import Spool
 from farm.settings import die_with_parent, settings
@@ -89,7 +89,7 @@ class CardWorker(ItemDriver):
                 "The fingerprint of card %s could not be measured: %s", card.id, error.message
             )
 
-    def follow_up(self, closed: Closed) -> None:
+    def follow_up(self, closed: FollowUp) -> None:
         """Publish the messages that follow from a closed item. If this fails, the reconciler
         publishes them later.
         """
@@ -179,7 +179,7 @@ def begin(**_: Any) -> None:
         process=process,
     )
     worker.ahead = CompileAhead(
-        worker.database, card_id, lambda ids: worker.follow_up(Closed(False, woken=tuple(ids)))
+        worker.database, card_id, lambda ids: worker.follow_up(FollowUp(False, woken=tuple(ids)))
     )
     process.worker = worker
     worker.benchmark.start()

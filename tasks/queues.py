@@ -26,7 +26,7 @@ from sqlalchemy import update
 from sqlmodel import Session, and_, col, func, or_, select
 
 from farm.errors import FarmError
-from farm.jobs.items import Closed
+from farm.jobs.items import FollowUp
 from farm.settings import Settings, settings
 from farm.store import tables
 from farm.store.database import Database, among, database_now, in_batches, lock_items, long_ago
@@ -350,7 +350,7 @@ def publish_aggregate(job_id: str, number: int) -> None:
         aggregate_signature(job_id, number).apply_async()
 
 
-def follow_up(database: Database, closed: Closed) -> None:
+def follow_up(database: Database, closed: FollowUp) -> None:
     """Publish the aggregations and items that follow from closing an item, if their jobs belong to
     this farm. Other farms use other brokers; their reconcilers find their items in the database."""
     publish_groups(database, closed.due)

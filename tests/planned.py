@@ -149,7 +149,7 @@ def complete(
     *,
     software_id: str = SOFTWARE.id,
     reading: Reading = READING,
-) -> items.Closed:
+) -> items.FollowUp:
     details = (
         dataclasses.replace(reading.details, method=method_of(card_id))
         if reading is READING

@@ -61,6 +61,7 @@ TORCH_ROOMS = (
     "farm/training/module_memory.py",
     "farm/training/observed_values.py",
     "farm/training/fake_compilation.py",
+    "farm/training/foreseen_kernels.py",
     "farm/training/split.py",
     "farm/training/streams.py",
     "farm/benchmark/bench.py",

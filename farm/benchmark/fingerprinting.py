@@ -25,6 +25,7 @@ from farm.types.protocol import Protocol
 if TYPE_CHECKING:
     from farm.benchmark.bench import Bench
 
+CPU_LOOPS = 20  # of calls on a CPU, of which the fastest counts
 RATE_S = 0.25  # time to measure each rate, after a tenth of it to warm up
 REST_S = 1.2  # idle time before the load begins
 # load on a cold card: a larger rise of temperature gives more precise watts per degree
@@ -108,13 +109,22 @@ def _matmul_flops_per_s(bench: Bench) -> dict[str, float]:
     return rates
 
 
+def _cpu_time_s(work: Callable[[], object], calls: int) -> float:
+    """The CPU time of this thread for one of so many calls in a loop: without the time in which
+    other programs use the core. Unit: s."""
+    begin_s = time.thread_time()
+    for _ in range(calls):
+        work()
+    return (time.thread_time() - begin_s) / calls
+
+
 def _launch_floor_us(bench: Bench) -> float:
     """The time of a one-element kernel: no call takes less. On a GPU, that of a kernel in a graph;
     on a CPU, that of a call with all that PyTorch does for it. Unit: us."""
     tiny = torch.zeros(1, device=bench.torch_device)
-    if not bench.cuda:
-        return _seconds_each(lambda: tiny.add_(1), bench) * 1e6
     nodes = 1000
+    if not bench.cuda:
+        return min(_cpu_time_s(lambda: tiny.add_(1), nodes) for _ in range(CPU_LOOPS)) * 1e6
     tiny.add_(1)
     graph = capture_graph([lambda: tiny.add_(1)] * nodes, bench.torch_device)
     return _seconds_each(graph.replay, bench) / nodes * 1e6

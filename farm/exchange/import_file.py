@@ -18,8 +18,9 @@ from farm.errors import FarmError, UsageError
 from farm.errors.safe_text import printable
 from farm.exchange.column_types import check_of
 from farm.exchange.export import METADATA, schema_of
-from farm.exchange.parquet_pages import DamagedPage, pages_of
+from farm.exchange.parquet_pages import DamagedPage, page_sizes
 from farm.store.data_columns import ADDED, FORMAT, TABLES, Column
+from farm.types.fields import first_problem
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -135,7 +136,7 @@ def _check_pages(path: Path, metadata: pq.FileMetaData) -> None:
             for number in range(metadata.num_row_groups):
                 group = metadata.row_group(number)
                 chunks = [group.column(index) for index in range(group.num_columns)]
-                sizes = [page.unpacked_bytes for chunk in chunks for page in pages_of(file, chunk)]
+                sizes = [size for chunk in chunks for size in page_sizes(file, chunk)]
                 if max(sizes, default=0) > MOST_PAGE_BYTES or sum(sizes) > MOST_BYTES:
                     raise _too_large(path)
     except (OSError, DamagedPage) as error:
@@ -318,8 +319,6 @@ def problem_of(error: BaseException) -> str:
     if isinstance(error, FarmError):
         return error.message.rstrip(".")
     if isinstance(error, ValidationError):
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        said = f"{where}: {first['msg']}" if where else first["msg"]
-        return f"{said}, not {printable(str(first['input'])[:60])!r}"
+        value = error.errors()[0]["input"]
+        return f"{first_problem(error)}, not {printable(str(value)[:60])!r}"
     return str(error).rstrip(".") or type(error).__name__

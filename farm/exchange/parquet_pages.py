@@ -28,13 +28,9 @@ class DamagedPage(ValueError):
     """The bytes at a page's place are not the header of a page."""
 
 
-@dataclass(frozen=True)
-class Page:
-    unpacked_bytes: int
-
-
-def pages_of(file: IO[bytes], chunk: pq.ColumnChunkMetaData) -> Iterator[Page]:
-    """Yield the pages of a column in one row group. Raises `DamagedPage`."""
+def page_sizes(file: IO[bytes], chunk: pq.ColumnChunkMetaData) -> Iterator[int]:
+    """Yield the unpacked size of each page of a column in one row group, in bytes. Raises
+    `DamagedPage`."""
     begin = chunk.data_page_offset
     if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < begin:
         begin = chunk.dictionary_page_offset
@@ -43,13 +39,11 @@ def pages_of(file: IO[bytes], chunk: pq.ColumnChunkMetaData) -> Iterator[Page]:
         file.seek(begin)
         header = _Header(file.read(min(MOST_HEADER_BYTES, end - begin)))
         numbers = header.integers()
-        unpacked_bytes, packed_bytes = (
-            numbers.get(_UNPACKED_BYTES, -1),
-            numbers.get(_PACKED_BYTES, -1),
-        )
+        unpacked_bytes = numbers.get(_UNPACKED_BYTES, -1)
+        packed_bytes = numbers.get(_PACKED_BYTES, -1)
         if unpacked_bytes < 0 or packed_bytes < 0:
             raise DamagedPage("a page has no size")
-        yield Page(unpacked_bytes)
+        yield unpacked_bytes
         begin += header.position + packed_bytes
 
 

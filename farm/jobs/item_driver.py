@@ -37,7 +37,7 @@ from farm.errors import (
 )
 from farm.jobs import cards, group_driver, groups, items
 from farm.jobs.compile_ahead import CompileAhead
-from farm.jobs.items import Claim, Closed, Declined, DeclineReason
+from farm.jobs.items import Claim, Declined, DeclineReason, FollowUp
 from farm.jobs.outage import Outage
 from farm.jobs.own_card import check_health, refuse_card_in
 from farm.jobs.spool import Spool
@@ -363,7 +363,7 @@ class ItemDriver:
     def registered(self, card: Card) -> None:
         """Called after the card was registered with new software."""
 
-    def follow_up(self, closed: Closed) -> None:
+    def follow_up(self, closed: FollowUp) -> None:
         """Publish the messages that follow from a closed item. Without a broker, other farms'
         reconcilers do.
         """
@@ -396,7 +396,7 @@ class ItemDriver:
         """Publish items on several cards of this host that wait for cards which are free now."""
         with contextlib.suppress(DatabaseUnreachable):  # the reconciler publishes them later
             due = groups.due(self.database, cards.farm_of(self.holder), self.card_id)
-            self.follow_up(Closed(False, due=tuple(due)))
+            self.follow_up(FollowUp(False, due=tuple(due)))
 
     # -------------------------------------------------------------------------------- one attempt
 
@@ -465,7 +465,7 @@ class ItemDriver:
         """Let a claimed item wait again, see `items.put_off`."""
         self.retried(items.put_off, self.database, claimed, why, **how)
         woken = self.retried(items.wake_orphans, self.database, farm=cards.farm_of(self.holder))
-        self.follow_up(Closed(False, woken=woken))
+        self.follow_up(FollowUp(False, woken=woken))
 
     def _list_kernels(self, claimed: Claim) -> ItemOutcome:
         """Compile a model on the card and store its list of kernels; the next round measures them
@@ -556,7 +556,7 @@ class ItemDriver:
             self._timed_by = self.benchmark.starts
             self._lost -= self._timed | {key}
 
-    def _store(self, claimed: Claim, measured: CardReading) -> Closed | None:
+    def _store(self, claimed: Claim, measured: CardReading) -> FollowUp | None:
         """Write the reading into the database; if the database is unreachable, write it into the
         spool, return None.
 

@@ -98,14 +98,14 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Closed:
-    """The result of closing an item: ``rounds`` (job id, number) to aggregate, and ``woken`` items
-    to publish again.
+class FollowUp:
+    """What a change of items requires of others: ``rounds`` (job id, number) to aggregate, and
+    items to publish.
     """
 
-    accepted: bool
+    accepted: bool  # True if the change closed an item
     rounds: tuple[tuple[str, int], ...] = ()
-    woken: tuple[int, ...] = ()
+    woken: tuple[int, ...] = ()  # deferred items to publish again
     due: tuple[int, ...] = ()  # items on several cards to publish (`farm.jobs.groups.due`)
 
 
@@ -117,7 +117,7 @@ class Declined:
     to publish."""
 
     why: DeclineReason
-    closed: Closed = Closed(False)
+    closed: FollowUp = FollowUp(False)
 
 
 _GONE = Declined(DeclineReason.GONE)
@@ -188,7 +188,7 @@ def _refuse(database: Database, claimable: ColumnElement[bool], error: Unreadabl
     with database.write() as session:
         closing = item_state.REFUSE.update(claimable, **item_state.why("rejected", error.message))
         rounds = session.exec(closing.returning(col(Item.job_id), col(Item.round))).all()
-    closed = Closed(True, tuple((job_id, number) for job_id, number in rounds))
+    closed = FollowUp(True, tuple((job_id, number) for job_id, number in rounds))
     return Declined(DeclineReason.REFUSED, closed)
 
 
@@ -205,7 +205,7 @@ def _claim(
     """Claim the item, or return why it was declined; None if it needs several cards and ``host`` is
     empty.
 
-    ``Closed.rounds`` may contain rounds with open items. ``host``: the locked cards of the card's
+    ``FollowUp.rounds`` may contain rounds with open items. ``host``: the locked cards of the card's
     host."""
     of_card = (Item.id == item_id, Item.card_id == card_id, Job.state == JobState.OPEN)
     locking = _described(*of_card, software_id=software_id).with_for_update(
@@ -265,12 +265,12 @@ def _close_unmeasured(
         (reading,) = find_readings(session, [item], request, software_id, {item.card_id})
     if reading is not None:
         served = session.exec(item_state.SERVE.update(claimable, reading_id=reading.id)).rowcount
-        return Declined(DeclineReason.REUSED, Closed(True, rounds)) if served else _GONE
+        return Declined(DeclineReason.REUSED, FollowUp(True, rounds)) if served else _GONE
     if item.attempts < max_attempts:
         return None
     if not session.exec(item_state.EXHAUST.update(claimable, **_last_reason(item))).rowcount:
         return _GONE
-    return Declined(DeclineReason.EXHAUSTED, Closed(True, rounds, _wake_behind(session, item)))
+    return Declined(DeclineReason.EXHAUSTED, FollowUp(True, rounds, _wake_behind(session, item)))
 
 
 #: The columns of an item that claims and results use. A whole row costs the database and this
@@ -419,7 +419,7 @@ def _defer(database: Database, item_id: int, software_id: str) -> Declined:
         ):
             return _GONE
     # The other item may have closed before this one was deferred. Then this one must wake at once.
-    return Declined(DeclineReason.DEFERRED, Closed(False, woken=wake_orphans(database, item_id)))
+    return Declined(DeclineReason.DEFERRED, FollowUp(False, woken=wake_orphans(database, item_id)))
 
 
 def waiting_beside(
@@ -511,7 +511,7 @@ def others_wait(database: Database, card_id: str) -> bool:
 
 def complete(
     database: Database, claimed: Claim, reading: Reading, *, card_id: str, software_id: str
-) -> Closed:
+) -> FollowUp:
     """Write the reading and close the item.
 
     Deferred items with the same key close too if the reading is precise enough for them; otherwise
@@ -527,13 +527,13 @@ def complete(
 
 def _complete(
     database: Database, claimed: Claim, reading: Reading, card_id: str, software_id: str
-) -> Closed:
+) -> FollowUp:
     # before the transaction, which blocks others
     packed = reading.trace.pack() if reading.trace is not None else None
     with database.write() as session:
         item, deferred = _held(session, claimed)
         if item is None:
-            return Closed(False)
+            return FollowUp(False)
         ids = {"card_id": card_id, "card_model": item.card_model, "software_id": software_id}
         row = add_reading(
             session, reading, packed, claimed.subject, **ids, protocol_id=claimed.protocol.id
@@ -543,7 +543,7 @@ def _complete(
         its_own = (col(Item.id) == item.id, col(Item.token) == claimed.token)
         if not session.exec(accept.update(*its_own, reading_id=reading_id)).rowcount:
             session.rollback()
-            return Closed(False)
+            return FollowUp(False)
         # If another item of the round waits, the process that closes that one looks whether the
         # round has ended.
         affected, woken = (
@@ -561,7 +561,7 @@ def _complete(
             also = session.exec(serving.returning(col(Item.job_id), col(Item.round)))
             affected.update((job_id, number) for job_id, number in also)
             woken = _wake_behind(session, item)
-        return Closed(True, _finished(session, affected), woken)
+        return FollowUp(True, _finished(session, affected), woken)
 
 
 def _satisfies(reading: tables.ReadingRow, asked: Mapping[str, Any], half_width: float) -> bool:
@@ -576,7 +576,7 @@ def _satisfies(reading: tables.ReadingRow, asked: Mapping[str, Any], half_width:
 
 def fail(
     database: Database, claimed: Claim, reason: str, message: str, *, again: bool = False
-) -> Closed:
+) -> FollowUp:
     """Close the item without a reading. Items that are deferred to it wait again for their own
     measurement.
 
@@ -585,33 +585,33 @@ def fail(
     with database.write() as session:
         item, deferred = _held(session, claimed)
         if item is None:
-            return Closed(False)
+            return FollowUp(False)
         its_own, cancelled = col(Item.id) == item.id, item.state == ItemState.CANCELLED
         closing = item_state.NOTE if again else item_state.FAIL
         why = {} if cancelled else item_state.why(reason, message)
         session.exec((item_state.LET_GO if cancelled else closing).update(its_own, **why))
         if again and not cancelled:
-            return Closed(False)
+            return FollowUp(False)
         return _without_reading(session, item, deferred)
 
 
-def listed(database: Database, claimed: Claim) -> Closed:
+def listed(database: Database, claimed: Claim) -> FollowUp:
     """Close an item that listed the kernels of its model: they are stored. It has no reading."""
     with database.write() as session:
         item, deferred = _held(session, claimed)
         if item is None:
-            return Closed(False)
+            return FollowUp(False)
         cancelled = item.state == ItemState.CANCELLED
         closing = item_state.LET_GO if cancelled else item_state.LIST
         session.exec(closing.update(col(Item.id) == item.id))
         return _without_reading(session, item, deferred)
 
 
-def _without_reading(session: Session, item: Any, deferred: Sequence[Any]) -> Closed:
+def _without_reading(session: Session, item: Any, deferred: Sequence[Any]) -> FollowUp:
     """The result of closing an item without a reading: what waits for it wakes."""
     woken = _wake_behind(session, item) if deferred else ()
     ended = {(item.job_id, item.round)} if item.other is None else set()
-    return Closed(True, _finished(session, ended), woken)
+    return FollowUp(True, _finished(session, ended), woken)
 
 
 def put_off(
@@ -688,7 +688,7 @@ def close_exhausted(
     after_s: float,
     farm: str | None = None,
     job_id: str | None = None,
-) -> Closed:
+) -> FollowUp:
     """Close claimed items as failed if no attempt is left and their lease ended at least
     ``after_s`` ago: a spooled reading can arrive during this time. A claim closes such an item too,
     but an absent card makes no claims. Default: the jobs of all farms."""
@@ -701,7 +701,7 @@ def close_exhausted(
         query = _in_jobs(select(Item), farm, job_id).where(*ended, Job.state == JobState.OPEN)
         exhausted = list(session.exec(query))
     if not exhausted:
-        return Closed(False)
+        return FollowUp(False)
     rounds: set[tuple[str, int]] = set()
     woken: list[int] = []
     with database.write() as session:
@@ -712,7 +712,7 @@ def close_exhausted(
             ).rowcount:
                 rounds.add((item.job_id, item.round))
                 woken += _wake_behind(session, item)
-        return Closed(bool(rounds), _finished(session, rounds), tuple(woken))
+        return FollowUp(bool(rounds), _finished(session, rounds), tuple(woken))
 
 
 def wake_orphans(

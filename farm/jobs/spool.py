@@ -17,7 +17,7 @@ from farm.errors import (
     DatabaseUnreachable,
     FarmError,
 )
-from farm.jobs.items import Claim, Closed, complete
+from farm.jobs.items import Claim, FollowUp, complete
 from farm.settings.shared_files import PRIVATE, Folder, UntrustedPath, open_folder
 from farm.store.database import Database
 from farm.types.protocol import Protocol, Stopping, Subject
@@ -72,7 +72,7 @@ class Spool:
         unreadable = [self.unreadable / name for name in _names_in(self.unreadable)]
         return unreadable + [self.folder / name for name in _names_in(self.folder, ".refused")]
 
-    def flush(self, database: Database, card_id: str) -> list[Closed]:
+    def flush(self, database: Database, card_id: str) -> list[FollowUp]:
         """Write the readings of one card into the database and remove their files, even if a token
         is no longer valid.
 
@@ -99,7 +99,7 @@ class Spool:
 
     def _flush_file(
         self, folder: Folder, name: str, database: Database, card_id: str
-    ) -> list[Closed]:
+    ) -> list[FollowUp]:
         """Write the reading of one file into the database; [] if there is none for this card."""
         with contextlib.ExitStack() as stack:
             try:
@@ -139,7 +139,7 @@ class Spool:
         claimed: Claim,
         reading: Reading,
         software_id: str,
-    ) -> Closed | None:
+    ) -> FollowUp | None:
         """Write the reading of one file into the database; return None if the database refuses
         it.
         """

@@ -100,10 +100,8 @@ class LaunchRecorder(Recorder):
                     "writes": sorted({positions[id(tensor)] for tensor in written}),
                     "outputs": sorted({positions[id(tensor)] for tensor in outputs}),
                 }
-                if kernel.operator.startswith("triton"):
-                    import triton
-
-                    parameters["compiler"] = triton.__version__
+                if kernel.compiler:
+                    parameters["compiler"] = kernel.compiler
                 given = self.describe(kernel.operator, "kernel", args, {}, table, parameters)
             except NotEncodable as error:
                 self.gaps.append(f"{kernel.name} at '{', '.join(paths)}': {error}")
@@ -187,6 +185,8 @@ class CompiledPass:
     of the caller.
     """
 
+    compiled_model = CompiledModel
+
     def __init__(
         self,
         model: nn.Module,
@@ -202,7 +202,7 @@ class CompiledPass:
         if no compiler is installed."""
         self.arguments, self.device, self.cached = arguments, device, cached
         self._grad = torch.is_grad_enabled()
-        self.compiled = CompiledModel(model, mode, device, choices, cached)
+        self.compiled = self.compiled_model(model, mode, device, choices, cached)
         self._prepare()
         with self.compiled.compiling():
             self.run()

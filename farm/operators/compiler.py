@@ -1,10 +1,10 @@
 """Uses the compiler of PyTorch (Dynamo and Inductor): compiles a model, and observes the kernels
 that it generated.
 
-This is the only module that uses private names of the compiler; a test lists them. The compiler
-unpickles its cache and loads it as code. So the cache lies in a folder of this user (mode 0700), is
-filled only by compiling on this host, and nothing of it goes to the database, the broker or another
-host."""
+This module and `farm.operators.foreseen_kernels` use private names of the compiler; a test lists
+them. The compiler unpickles its cache and loads it as code. So the cache lies in a folder of this
+user (mode 0700), is filled only by compiling on this host, and nothing of it goes to the database,
+the broker or another host."""
 
 from __future__ import annotations
 
@@ -54,6 +54,7 @@ class Kernel:
     config: Mapping[str, Any]  # block sizes, warps and stages of a Triton kernel
     parameters: tuple[str, ...]  # their names, in order
     run: Callable[..., Any]  # launches the kernel with the arguments, on the current stream
+    compiler: str = ""  # version of Triton; "" for C++
 
     @functools.cached_property
     def source(self) -> str:
@@ -125,6 +126,41 @@ def _provenance_with_paths(original: Callable[[], dict[str, Any]]) -> dict[str, 
     }
 
 
+def triton_kernel(
+    name: str,
+    text: str,
+    parameters: Iterable[str],
+    mutated: Iterable[str],
+    launch: Callable[..., Any],
+    **more: Any,
+) -> Kernel:
+    """Describe a Triton kernel.
+
+    Args:
+        name: the compiler's name, such as ``triton_poi_fused_add_relu_0``.
+        text: its source without the name.
+        mutated: the parameters that it changes, whatever their names are.
+        more: other fields of the kernel.
+    """
+    _, kind, *fused = name.split("_") if name.startswith("triton_") else ("", "user", name)
+    changed = set(mutated)
+
+    def named(parameter: str) -> str:  # a user's kernel has its own names
+        is_renamed = parameter in changed and not parameter.startswith(("in_out_ptr", "out_ptr"))
+        return f"in_out_ptr_{parameter}" if is_renamed else parameter
+
+    operators = _without_number([name_part for name_part in fused if name_part != "fused"])
+    return Kernel(
+        operator=f"triton.{kernels.TRITON_KINDS.get(kind, 'user')}",
+        name=name,
+        text=text,
+        fused="_".join(operators),
+        parameters=tuple(map(named, parameters)),
+        run=launch,
+        **{"config": {}, **more},
+    )
+
+
 class CompiledModel:
     """A compiled model. The first calls compile it."""
 
@@ -140,7 +176,7 @@ class CompiledModel:
         """``only_fills_cache``: the model has fake tensors; a call compiles it and runs nothing.
 
         Raises `UsageError` if no compiler is installed."""
-        check_compiler(device)
+        self.check_compiler(device)
         self.model = model
         self._only_fills_cache = only_fills_cache
         self.graphs: dict[int, Graph] = {}
@@ -153,7 +189,7 @@ class CompiledModel:
             "kernels": {},
             "algorithms": dict(self.given.get("algorithms", {})),
         }
-        self._observer: Observer | None = None
+        self.observer: Observer | None = None
         self._graph: Graph | None = None
         #: For each forward graph of a pass, in order, the path of the module that it belongs to,
         #: and a dot.
@@ -177,6 +213,10 @@ class CompiledModel:
 
     def __call__(self, *args: Any) -> Any:
         return self._compiled(*args)
+
+    def check_compiler(self, device: torch.device) -> None:
+        """Raise `UsageError` if the compiler for the generated code is not installed."""
+        check_compiler(device)
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Compile a function whose launches belong to the model's passes. The first call compiles
@@ -203,13 +243,13 @@ class CompiledModel:
     @contextlib.contextmanager
     def observed(self, observer: Observer) -> Iterator[None]:
         """While active, each launch of a generated kernel goes through ``observer``."""
-        self._observer = observer
+        self.observer = observer
         self._beginnings = []
         try:
             with self._hooks():
                 yield
         finally:
-            self._observer = self._graph = None
+            self.observer = self._graph = None
 
     def paths_of(self, name: str) -> list[str]:
         """The module paths of the next launch with this name in the graph that runs.
@@ -253,7 +293,7 @@ class CompiledModel:
             return graph  # it runs on the fake tensors; the kernels cannot
 
         def run(*args: Any) -> Any:
-            if self._observer is not None:  # one graph can serve several modules with the same code
+            if self.observer is not None:  # one graph can serve several modules with the same code
                 self._beginnings.append(self._beginning(inputs_of, args))
             return compiled(*args)
 
@@ -274,6 +314,14 @@ class CompiledModel:
         """While active, functions of the compiler are replaced: each hook gets the original and the
         arguments.
         """
+        hooks = self._hook_list()
+        with contextlib.ExitStack() as stack:
+            for owner, name, hook in hooks:
+                stack.enter_context(replaced(owner, name, _hooked(getattr(owner, name), hook)))
+            yield
+
+    def _hook_list(self) -> list[tuple[Any, str, Callable[..., Any]]]:
+        """For each hook: the class or module, the name of its function, and the replacement."""
         from torch._inductor import async_compile, codecache, debug, output_code
 
         hooks: list[tuple[Any, str, Callable[..., Any]]] = [
@@ -287,10 +335,7 @@ class CompiledModel:
             from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
             hooks.append((CachingAutotuner, "run", self._run_triton))
-        with contextlib.ExitStack() as stack:
-            for owner, name, hook in hooks:
-                stack.enter_context(replaced(owner, name, _hooked(getattr(owner, name), hook)))
-            yield
+        return hooks
 
     def _run_graph(self, call: Callable[..., Any], graph: Any, inputs: Any) -> Any:
         if id(graph) not in self.graphs:
@@ -356,8 +401,8 @@ class CompiledModel:
         launch = functools.partial(run, autotuner, *args, **more)
         return (
             launch()
-            if self._observer is None
-            else self._observer(self._triton_kernel(autotuner), args, launch)
+            if self.observer is None
+            else self.observer(self._triton_kernel(autotuner), args, launch)
         )
 
     def _triton_kernel(self, autotuner: Any) -> Kernel:
@@ -366,29 +411,20 @@ class CompiledModel:
             config = (
                 _config_of(autotuner.launchers[0].config) if len(autotuner.launchers) == 1 else {}
             )
-            _, kind, *fused = name.split("_") if name.startswith("triton_") else ("", "user", name)
-
-            mutated = set(autotuner.inductor_meta.get("mutated_arg_names") or ())
-
-            def named(parameter: str) -> str:  # a user's kernel has its own names
-                changed = parameter in mutated and not parameter.startswith(
-                    ("in_out_ptr", "out_ptr")
-                )
-                return f"in_out_ptr_{parameter}" if changed else parameter
 
             def launch(*args: Any) -> Any:
                 return autotuner.run(*args, stream=torch.cuda.current_stream().cuda_stream)
 
-            self._settled[id(autotuner)] = Kernel(
-                f"triton.{kernels.TRITON_KINDS.get(kind, 'user')}",
+            import triton
+
+            self._settled[id(autotuner)] = triton_kernel(
                 name,
                 text,
-                "_".join(
-                    _without_number([name_part for name_part in fused if name_part != "fused"])
-                ),
-                config,
-                tuple(map(named, autotuner.triton_meta.get("signature", ()))),
+                autotuner.triton_meta.get("signature", ()),
+                autotuner.inductor_meta.get("mutated_arg_names") or (),
                 launch,
+                config=config,
+                compiler=triton.__version__,
             )
             self.choices["kernels"][self._settled[id(autotuner)].source] = config
         return self._settled[id(autotuner)]
@@ -427,9 +463,9 @@ class _CppKernel:
     def __call__(self, *args: Any) -> Any:
         if kernels.at_launch is not None:
             kernels.at_launch()
-        if self.model._observer is None:
+        if self.model.observer is None:
             return self.function(*args)
-        return self.model._observer(self.kernel, args, functools.partial(self.function, *args))
+        return self.model.observer(self.kernel, args, functools.partial(self.function, *args))
 
     @functools.cached_property
     def kernel(self) -> Kernel:

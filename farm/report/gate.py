@@ -125,7 +125,7 @@ class JudgedRow:
             else ""
         )
         change, least = self.change * 100, self.low * 100
-        return f"{self.quantity} of {self.name}: {change:+.1f} %, at least {least:+.1f} %{share}"
+        return f"{self.quantity} of {self.name}: {change:+z.1f} %, at least {least:+z.1f} %{share}"
 
     @property
     def cells(self) -> list[str]:
@@ -135,7 +135,7 @@ class JudgedRow:
         )
         return [
             *sides,
-            *(f"{change * 100:+.1f} %" for change in (self.change, self.low, self.high)),
+            *(f"{change * 100:+z.1f} %" for change in (self.change, self.low, self.high)),
         ]
 
 

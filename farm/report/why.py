@@ -93,7 +93,7 @@ def _calls_on_cpu(report: Report, sum_us: float) -> Cause:
 
 
 def _half_rate(variant: Variant | None, report: Report, results: JobResults) -> float | None:
-    """See `largest_causes`."""
-    if variant is None or variant.computes_in != "float32" or report.protocol.tf32:
+    """See `largest_causes`. None on a CPU, whose rate for bfloat16 is not measured."""
+    if report.on_cpu or variant is None or variant.computes_in != "float32" or report.protocol.tf32:
         return None
     return results.roofline_for("bfloat16").flops_per_s / results.roofline.flops_per_s

@@ -87,6 +87,9 @@ def scaled_dot_product_attention(
             else attn_mask
         )
     learned = attn_mask is not None and attn_mask.requires_grad  # cuDNN has no gradient of a mask
+    dense = all(
+        tensor is None or tensor.stride(-1) == 1 for tensor in (query, key, value, attn_mask)
+    )
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = torch.where(
             attn_mask, 0.0, torch.scalar_tensor(-torch.inf, dtype=query.dtype, device=query.device)
@@ -95,7 +98,8 @@ def scaled_dot_product_attention(
         query.dtype in (torch.bfloat16, torch.float16),
         (query.shape[-1], value.shape[-1]),
     )
-    fits = query.dim() == 4 and not any(width % (8 if half else 4) for width in widths)
+    # Fused attention reads whole rows: also a mask that is one value for all keys is refused.
+    fits = dense and query.dim() == 4 and not any(width % (8 if half else 4) for width in widths)
     if fits and half and max(widths) <= 256 and key.shape[2] > 1 and not learned:
         fused: Any = torch._scaled_dot_product_cudnn_attention
     elif fits and query.dtype != torch.double and query.shape[1] == key.shape[1]:

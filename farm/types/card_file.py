@@ -14,6 +14,7 @@ from typing import Any
 
 from farm.errors import UsageError, did_you_mean
 from farm.types.data_sheets import GENERIC_GPU, DataSheet, NamedCard, sheet_name_of
+from farm.types.fingerprint import is_number
 
 _MOST_BYTES = 65536
 
@@ -128,8 +129,7 @@ def _value(path: Path, key: str, figure: _Figure, value: Any) -> float:
     bounds = f"from {figure.least:,g} to {figure.most:,g} {figure.unit}"
     if value is None:
         raise UsageError(f"{path} lacks {key}.", f"Add {key} = NUMBER, {bounds}.")
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not figure.least <= value <= figure.most:
+    if not is_number(value) or not figure.least <= value <= figure.most:
         raise UsageError(
             f"{path}: {key} = {value} is not a number {bounds}.",
             f"Give the figure of the maker's data sheet in {figure.unit}.",

@@ -209,6 +209,12 @@ def figure_from_json(data: Mapping[str, Any], name: str, unit: str) -> Figure | 
     return figure_of(data[value_key], data[half_width_key])
 
 
+def first_problem(error: Exception) -> str:
+    """The place and the text of the first error of a Pydantic ValidationError."""
+    first = error.errors()[0]  # type: ignore[attr-defined]
+    return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+
+
 @functools.cache
 def adapter(kind: Any) -> Any:
     """Return the Pydantic adapter that validates values of a type."""

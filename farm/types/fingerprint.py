@@ -5,8 +5,8 @@ file of another farm."""
 
 from __future__ import annotations
 
-import math
 import statistics
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -89,4 +89,4 @@ def is_number(value: Any) -> bool:
     """True for a finite number; a bool is none."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return math.isfinite(value)
+    return abs(value) <= sys.float_info.max

@@ -297,8 +297,8 @@ class Variant(ContentAddressed):
 
     @property
     def generates_kernels(self) -> bool:
-        """True if a compiler generates its kernels: only a card can list them, and nothing predicts
-        their cost. False if it runs operators, which a host lists without a card."""
+        """True if a compiler generates its kernels: only a card can list them for a measurement.
+        False if it runs operators, which a host lists without a card."""
         return self.compile != ""
 
     @property

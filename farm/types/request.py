@@ -19,6 +19,7 @@ from farm.types.fields import (
     content_id,
     declared,
     fields_of,
+    first_problem,
     original,
 )
 from farm.types.protocol import (
@@ -257,8 +258,7 @@ class Request(ContentAddressed):
             if isinstance(error, FarmError):
                 problem = error.message.rstrip(".")
             else:
-                first = error.errors()[0]  # type: ignore[attr-defined]  # Pydantic's ValidationError
-                problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
+                problem = first_problem(error)
             raise Unreadable(
                 f"The job's request cannot be read: {problem}.",
                 "Another program changed the job's row in the database. Submit the job again.",

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from farm.errors import UsageError
-from farm.types.protocol import LARGEST_NUMBER, content_id
+from farm.types.fields import LARGEST_NUMBER, content_id, first_problem
 
 if TYPE_CHECKING:
     import numpy as np
@@ -166,8 +166,7 @@ class Tokens:
         try:
             values = form.model_validate(data)
         except ValidationError as error:
-            first = error.errors()[0]
-            raise TokensRejected(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+            raise TokensRejected(first_problem(error)) from error
         return cls.of_compressed(
             values.batch, values.length, values.row_lengths, values.padding, values.ids
         )

@@ -187,7 +187,7 @@ class TensorSpec:
         """Plain JSON by field name, without optional fields at their defaults."""
         data = {}
         for name, value in vars(self).items():
-            if value or name in _REQUIRED:
+            if name != "values" and (value or name in _REQUIRED):
                 data[name] = list(value) if isinstance(value, tuple) else value
         if self.values:
             data["values"] = self.values.to_json()
@@ -363,9 +363,7 @@ def dtype_of_call(spec: Mapping[str, Any]) -> str | None:
     is no tensor.
     """
     dtypes = [tensor["dtype"] for tensor in spec.get("tensors") or ()]
-    floating = (
-        name for name in dtypes if name in DTYPES and DTYPES[name][1][0] in "fb" and name != "bool"
-    )
+    floating = (name for name in dtypes if name in DTYPES and name.startswith(("float", "bfloat")))
     return next(floating, dtypes[0] if dtypes else None)
 
 

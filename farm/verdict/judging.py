@@ -116,7 +116,10 @@ def _short_calls(verdict: Verdict, measured: Sequence[CostLine], gap: Figure) ->
         return
     why = "their time depends on what other calls leave in the caches"
     if gap.value < 0:
-        why = "views and Python code between the calls belong to the whole model only"
+        why = (
+            "views, Python code and, in a step, autograd between the calls belong to the whole "
+            "model only"
+        )
     yield (
         f"A call takes {quantity(mean_us, TIME)} in the mean: {why}. A larger batch makes the gap "
         "smaller."
@@ -127,7 +130,7 @@ def _shortfalls(verdict: Verdict, measured: Sequence[CostLine]) -> Iterator[str]
     """Yield the reasons why a verdict does not pass."""
     for name, _, gap in _compared(verdict):
         if 1 - abs(gap.value) < verdict.target:
-            differs = f"differs by {gap.value * 100:+.1f} % from the whole model"
+            differs = f"differs by {gap.value * 100:+z.1f} % from the whole model"
             yield f"The {name} of the sum {differs}; {percent(1 - verdict.target)} is allowed."
             if name == "time":
                 yield from _short_calls(verdict, measured, gap)

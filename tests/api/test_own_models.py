@@ -268,7 +268,7 @@ def test_the_lease_of_an_item_is_renewed_while_it_is_measured(
 
     def watched(
         database: farm.Database, claimed: items.Claim, *more: Any, **about: Any
-    ) -> items.Closed:
+    ) -> items.FollowUp:
         with database.read() as session:
             left_s.append(
                 session.get_one(tables.Item, claimed.item_id).lease_until_s - read_clock_s(session)

@@ -252,12 +252,37 @@ def test_a_kernel_that_was_not_compiled_here_is_refused_and_nothing_runs() -> No
 # the compiler
 
 
-#: Module -> the private names in it that `farm.operators.compiler` uses.
+#: Module -> the private names in it that `farm.operators.compiler` and
+#: `farm.operators.foreseen_kernels` use.
 PRIVATE_NAMES = {
     "torch._inductor.compile_fx": "compile_fx",
     "torch._inductor.output_code": "CompiledFxGraph.__call__",
-    "torch._inductor.async_compile": "AsyncCompile.cpp_pybinding AsyncCompile.wait",
-    "torch._inductor.codecache": "LambdaFuture PersistentCache.lookup",
+    "torch._inductor.async_compile": (
+        "AsyncCompile.cpp_pybinding AsyncCompile.wait AsyncCompile.triton"
+    ),
+    "torch._inductor.codecache": (
+        "LambdaFuture PersistentCache.lookup PyCodeCache.load_by_key_path"
+    ),
+    "torch._inductor.config": (
+        "assume_aligned_inputs compile_threads size_asserts alignment_asserts nan_asserts"
+    ),
+    "torch._inductor.scheduler": "has_triton",
+    "torch._inductor.select_algorithm": "log",
+    "torch._dynamo.trace_rules": "get_torch_obj_rule_map",
+    "torch._inductor.fx_passes.misc_patterns": "_misc_patterns_init",
+    "torch.utils._triton": "triton_hash_with_backend",
+    "torch.fx.experimental.proxy_tensor": "CONSTANT_NUMEL_LIMIT",
+    "torch._dynamo.device_interface": (
+        "CudaInterface.get_device_properties CudaInterface.Worker.get_device_properties "
+        "CudaInterface.get_compute_capability CudaInterface.is_bf16_supported "
+        "CudaInterface.current_device"
+    ),
+    "torch.cuda": "_DeviceGuard _lazy_init",
+    "torch": (
+        "_C._conv_determine_backend_memory_format _C._dynamo.guards._empty_strided_cuda "
+        "_C._dynamo.guards._reinterpret_tensor "
+        "ops.aten.scaled_dot_product_attention.default.py_kernels"
+    ),
     "torch._inductor.debug": (
         "dump_inductor_provenance_info create_node_mapping_kernel_to_post_grad "
         "_inductor_triton_kernel_to_post_grad_node_info"

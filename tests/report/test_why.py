@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+from sqlmodel import select
 
 import farm as library
 from farm.errors import NoSuchJob
 from farm.report.why import why
+from farm.store import tables
 from farm.types.figure import Figure
 from farm.types.roofline import Roofline
 from farm.verdict.cost_line import CostLine, TupleView
@@ -83,6 +85,20 @@ def test_a_float32_model_is_told_what_bfloat16_would_save_at_most(jobs):
     ratio = answer.peaks.flops_per_s / 989e12
     assert dtype.saves_us == pytest.approx(150 * (1 - ratio), rel=0.01)
     assert "--dtype bfloat16" in dtype.text
+
+
+def test_on_a_cpu_the_least_time_of_a_call_is_a_cause_and_no_rate_that_is_not_measured(jobs):
+    with jobs.write() as session:
+        for card in session.exec(select(tables.CardRow)):
+            card.kind = "cpu"
+    answer = explained(jobs, "eager")
+    (launch,) = [cause for cause in answer.causes if cause.topic == "launch"]
+    calls = sum(row.line.count for row in answer.rows)
+    assert launch.saves_us == pytest.approx(
+        min(answer.sum_us, calls * answer.peaks.launch_floor_us)
+    )
+    assert f"{calls} calls" in launch.text
+    assert not [cause for cause in answer.causes if cause.topic == "dtype"]
 
 
 def test_causes_are_the_largest_ones_and_rows_the_most_expensive_first(jobs):

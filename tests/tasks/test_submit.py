@@ -8,7 +8,7 @@ from sqlmodel import select
 
 from farm.errors import BrokerUnreachable
 from farm.jobs import cards, items, leases
-from farm.jobs.items import Claim, Closed, DeclineReason
+from farm.jobs.items import Claim, DeclineReason, FollowUp
 from farm.operators import sweep_builder as sweeps
 from farm.requests.resolved import ResolvedRequest
 from farm.settings import settings
@@ -187,7 +187,8 @@ def test_what_wakes_at_once_is_published_with_few_values_in_a_statement(any_data
     many = (item.id, *range(10_000, 11_200))
     with values_at_once(any_database) as numbers:
         follow_up(
-            any_database, Closed(True, tuple((f"job {number}", 1) for number in range(1200)), many)
+            any_database,
+            FollowUp(True, tuple((f"job {number}", 1) for number in range(1200)), many),
         )
         publish_items(any_database, many)
     assert max(numbers) < 600

@@ -7,7 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from farm.models import catalog
 from farm.operators.capture import WatchedOperators
-from farm.training.card_functions import as_on_card
+from farm.training.card_functions import as_on_card, scaled_dot_product_attention
 from farm.training.extract import extract, extract_step
 
 CUDNN, CUDNN_BACKWARD = "cudnn_batch_norm", "cudnn_batch_norm_backward"
@@ -137,3 +137,27 @@ def test_the_loss_of_a_card_is_that_of_pytorch(arguments):
         with torch.autocast("cpu", torch.bfloat16):
             actual = nn.functional.cross_entropy(x.bfloat16(), target, **arguments)
     torch.testing.assert_close(actual.float(), expected, atol=0.02, rtol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("mask", "is_fused"),
+    [
+        (torch.ones(2, 1, 8, 8, dtype=torch.bool), True),
+        (torch.ones(2, 1, 1, 8, dtype=torch.bool), True),
+        (torch.ones((), dtype=torch.bool).expand(2, 1, 8, 8), False),
+        (torch.zeros(2, 1, 8, 1, dtype=torch.bfloat16).expand(2, 1, 8, 8), False),
+    ],
+)
+def test_a_card_fuses_attention_only_for_masks_whose_rows_are_in_memory(mask, is_fused):
+    """The rule `check_last_dim_stride_equals_1_dense` of PyTorch, for cards only."""
+    operators = []
+
+    def record(func, args, kwargs):
+        operators.append(str(func))
+        return func(*args, **kwargs)
+
+    with FakeTensorMode(allow_non_fake_inputs=True), WatchedOperators(record):
+        query = torch.empty(2, 4, 8, 16, dtype=torch.bfloat16)
+        scaled_dot_product_attention(query, query, query, mask)
+    is_found = "aten._scaled_dot_product_cudnn_attention.default" in operators
+    assert is_found is is_fused

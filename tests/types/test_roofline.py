@@ -45,7 +45,11 @@ def test_products_of_eight_bits_have_a_rate_of_their_own():
 
 
 def test_a_damaged_fingerprint_does_not_count():
-    damaged = {"copy_bytes_per_s": math.inf, "matmul_flops_per_s": [1e12], "launch_floor_us": "x"}
+    damaged = {
+        "copy_bytes_per_s": math.inf,
+        "matmul_flops_per_s": [1e12],
+        "launch_floor_us": 10**400,
+    }
     assert median_fingerprint([damaged]) == {}
     assert median_fingerprint([damaged, fingerprint(50e12)]) == {
         "copy_bytes_per_s": 3e12,

@@ -90,17 +90,21 @@ def offload(rebuilt: Rebuilt, protocol: Protocol, memory: SlowMemory | None = No
     return Offloaded(moved, outputs.direct, details, outputs.pool, memory)
 
 
-def slow_outputs(rebuilt: Rebuilt, wanted: Sequence[int], memory: SlowMemory) -> Outputs:
-    """Find out how to write the ``wanted`` outputs (numbers) of an operator to slow memory. Raises
+def slow_outputs(rebuilt: Rebuilt, numbers: Sequence[int], memory: SlowMemory) -> Outputs:
+    """Find out how to write the outputs ``numbers`` of an operator to slow memory. Raises
     `Unmeasurable` (not_available) if the operator has no such output, or cannot write it to memory
     of the caller."""
     with _Watching() as watched:
         output = rebuilt.run()
     outputs = new_storages(output, frozenset(map(storage_key, rebuilt.inputs)))
-    if missing := [number for number in wanted if number >= len(outputs)]:
+    if missing := [number for number in numbers if number >= len(outputs)]:
         text = f"The placement names out{missing[0]}, but the operator has {len(outputs)} outputs."
         raise Unmeasurable("not_available", text)
-    makers = [watched.makers[storage_key(outputs[number])] for number in wanted]
+    keys = [storage_key(outputs[number]) for number in numbers]
+    if not watched.makers.keys() >= set(keys):
+        text = "The output cannot be in slow memory: no operator of aten creates it."
+        raise Unmeasurable("not_available", text)
+    makers = [watched.makers[key] for key in keys]
     fixed = {
         str(watched.calls[call].func) for call, _ in makers if not watched.calls[call].writable
     }
@@ -122,8 +126,8 @@ def slow_outputs(rebuilt: Rebuilt, wanted: Sequence[int], memory: SlowMemory) ->
     if rebuilt.device.type != "cuda":
         why = f"{', '.join(sorted(fixed))} writes only to memory that it allocates"
         raise Unmeasurable("not_available", f"The output cannot be in slow memory: {why}.")
-    del watched, output, outputs
-    return _pooled(rebuilt, wanted, memory)
+    del watched, output, outputs  # `_pooled` measures the memory of a pass
+    return _pooled(rebuilt, numbers, memory)
 
 
 class _WatchedCall(NamedTuple):
@@ -375,7 +379,7 @@ class _Pool:
         return next(places, None)
 
 
-def _pooled(rebuilt: Rebuilt, wanted: Sequence[int], memory: SlowMemory) -> Outputs:
+def _pooled(rebuilt: Rebuilt, numbers: Sequence[int], memory: SlowMemory) -> Outputs:
     device = rebuilt.device
     input_storages = frozenset(map(storage_key, rebuilt.inputs))
     torch.cuda.synchronize(device)
@@ -391,13 +395,16 @@ def _pooled(rebuilt: Rebuilt, wanted: Sequence[int], memory: SlowMemory) -> Outp
     first = _Pool(device, fast_bytes, {})
     outputs = _settled(first, rebuilt, input_storages)
     number_of_outputs = len(outputs)
-    places = [first.request_of(outputs[number]) for number in wanted]
+    places = []
+    for number in numbers:
+        place = first.request_of(outputs[number])
+        if place is None:
+            text = "The output cannot be in slow memory: PyTorch's allocator does not allocate it."
+            raise Unmeasurable("not_available", text)
+        places.append(place)
     sizes = [size for _, size in first.requests]
     del outputs, first
-    if None in places:
-        text = "The output cannot be in slow memory: PyTorch's allocator does not allocate it."
-        raise Unmeasurable("not_available", text)
-    storages = [memory.storage(sizes[place]) for place in places if place is not None]
+    storages = [memory.storage(sizes[place]) for place in places]
 
     def separated(output: object, one: Rebuilt) -> bool:
         """True if the wanted outputs and no others are in slow memory."""
@@ -411,7 +418,7 @@ def _pooled(rebuilt: Rebuilt, wanted: Sequence[int], memory: SlowMemory) -> Outp
                 for storage in storages
             ):
                 slow.append(number)
-        return slow == sorted(wanted)
+        return slow == sorted(numbers)
 
     for chosen in itertools.islice(_alike(places, sizes), _TRIES):
         pool = _Pool(device, fast_bytes, dict(zip(chosen, storages, strict=True)))
@@ -426,6 +433,7 @@ def _pooled(rebuilt: Rebuilt, wanted: Sequence[int], memory: SlowMemory) -> Outp
             raise Unmeasurable("not_available", _MIXED)
         return output
 
+    # A request serves the output alone if nothing else was allocated, or each allocation had one.
     alone = allocations == number_of_outputs or len(sizes) == allocations
     return Outputs(
         lambda one: functools.partial(run, one),
@@ -434,7 +442,7 @@ def _pooled(rebuilt: Rebuilt, wanted: Sequence[int], memory: SlowMemory) -> Outp
     )
 
 
-def _settled(pool: _Pool, rebuilt: Rebuilt, given: frozenset[int]) -> list[torch.Tensor]:
+def _settled(pool: _Pool, rebuilt: Rebuilt, input_storages: frozenset[int]) -> list[torch.Tensor]:
     """Run a few passes until the pool reuses its freed blocks, and return the outputs of the last
     pass.
     """
@@ -442,10 +450,10 @@ def _settled(pool: _Pool, rebuilt: Rebuilt, given: frozenset[int]) -> list[torch
         output = None  # frees the memory of the previous pass
         output = pool.run(rebuilt.run)
     torch.cuda.synchronize(rebuilt.device)
-    return new_storages(output, given)
+    return new_storages(output, input_storages)
 
 
-def _alike(places: Sequence[int | None], sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
+def _alike(places: Sequence[int], sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """Yield candidates for the requests of the outputs: first the observed requests, then others of
     the same size.
     """
@@ -455,6 +463,5 @@ def _alike(places: Sequence[int | None], sizes: Sequence[int]) -> Iterator[tuple
             key=lambda place: place != output_place,
         )
         for output_place in places
-        if output_place is not None
     ]
     return (chosen for chosen in itertools.product(*same) if len(set(chosen)) == len(chosen))

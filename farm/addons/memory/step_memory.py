@@ -33,7 +33,7 @@ from farm.types.format import count_of, percent
 from farm.types.protocol import LARGEST_NUMBER, Protocol, Variant
 from farm.types.request import Request
 from farm.types.roofline import roofline_of
-from farm.types.tuple import DTYPES, OperatorTuple
+from farm.types.tuple import OperatorTuple
 from farm.verdict.corrections import cost_in_model
 from farm.verdict.model_readings import select_for_model
 
@@ -64,9 +64,7 @@ class CallTimes(OfCardKind):
 
     def estimate_us(self, spec: OperatorTuple, cost: Cost) -> float:
         floating = (
-            tensor.dtype
-            for tensor in spec.tensors
-            if DTYPES[tensor.dtype][1].startswith(("fp", "bf"))
+            tensor.dtype for tensor in spec.tensors if tensor.dtype.startswith(("float", "bfloat"))
         )
         dtype = next(floating, "float32")
         return roofline_of(self.kind, self.card, self.fingerprint, dtype=dtype).estimate_us(

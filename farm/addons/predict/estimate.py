@@ -27,7 +27,16 @@ _NARROWER = 1.645 / 1.960
 _UNITS = {"time": "us", "energy": "mj"}
 #: Fields that the JSON leaves out, or has in another form.
 _OTHER_JSON = frozenset(
-    ("readings", "whole", "ranks", "predicted", "total", "measured", "oldest_age_s")
+    (
+        "readings",
+        "whole",
+        "ranks",
+        "predicted",
+        "total",
+        "measured",
+        "oldest_age_s",
+        "gain",
+    )
 )
 # card time to measure a tuple if the database has no reading: the median on an H200
 SECONDS_A_TUPLE = 1.4
@@ -72,6 +81,49 @@ class MissingTuple:
             **predicted,
             **marks,
             "mismatch": self.needed.mismatch,
+        }
+
+
+@dataclass(frozen=True)
+class CompileGain:
+    """What a predicted compiled model is compared with.
+
+    Attributes:
+        roofline_us: of all kernels of the compiled model. Kernels whose bytes are in the card's
+            cache may be faster.
+        eager_time: of the model without --compile, in µs; None: not estimated.
+        eager_energy: in mJ; None: unknown.
+        eager_is_measured: whether a card has measured the whole model without --compile.
+    """
+
+    roofline_us: float
+    eager_time: PredictedValue | None = None
+    eager_energy: PredictedValue | None = None
+    eager_is_measured: bool = False
+
+    def over(self, eager: Estimate) -> CompileGain:
+        """The same, with the estimate of the model without --compile."""
+        return CompileGain(self.roofline_us, eager.time, eager.energy, eager.whole is not None)
+
+    def faster(self, compiled: PredictedValue) -> PredictedValue | None:
+        """The time without --compile over the time with it. Its interval is too wide, because the
+        errors of both times have common causes."""
+        eager = self.eager_time
+        if eager is None:
+            return None
+        factor = eager.value / compiled.value
+        if eager.low is None or eager.high is None or not compiled.low or not compiled.high:
+            return PredictedValue(factor)
+        return PredictedValue(factor, eager.low / compiled.high, eager.high / compiled.low)
+
+    def to_json(self, compiled: PredictedValue) -> dict[str, Any]:
+        """Plain JSON with units in the key names."""
+        return {
+            **interval_json("eager_time", "us", self.eager_time),
+            **interval_json("eager_energy", "mj", self.eager_energy),
+            "eager_is_measured": self.eager_is_measured,
+            "roofline_us": self.roofline_us,
+            **interval_json("faster", "times", self.faster(compiled)),
         }
 
 
@@ -121,6 +173,8 @@ class Estimate:
     left_out: str = ""
     # of a decode: what its weights and cache need at least; None: not known
     floor: TokenFloor | None = None
+    # of a compiled model that no card has compiled
+    gain: CompileGain | None = None
     # the age of the oldest reading, by the clock of the database; not in the JSON
     oldest_age_s: float | None = None
 
@@ -301,6 +355,7 @@ class Estimate:
             "memory": self.memory.to_json() if self.memory else None,
             "implementation": self.implementation,
             "floor": self.floor.to_json() if self.floor else None,
+            "gain": self.gain.to_json(self.time) if self.gain else None,
         }
 
 

@@ -11,13 +11,18 @@ from collections import ChainMap
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy
 from sqlmodel import Session, select
 
 from farm.addons.predict import stored_predictor
 from farm.addons.predict.collectives import on_several_cards
+from farm.addons.predict.compiled_models import (
+    compiled_predictor,
+    kernels_without_card,
+    notes_on_kernels,
+)
 from farm.addons.predict.dataset import (
     Dataset,
     MeasuredModel,
@@ -26,7 +31,7 @@ from farm.addons.predict.dataset import (
     measured_models,
     stored_card_rates,
 )
-from farm.addons.predict.estimate import Estimate
+from farm.addons.predict.estimate import CompileGain, Estimate
 from farm.addons.predict.estimating import estimate
 from farm.addons.predict.generation import Generation, generation
 from farm.addons.predict.stored_predictor import Predictor, RooflinePredictor, StoredPredictor
@@ -54,6 +59,9 @@ from farm.types.data_sheets import NamedCard, data_sheet, data_sheets, sheet_nam
 from farm.types.protocol import Protocol, Variant
 from farm.types.tuple import NeededTuple
 from farm.verdict.causes import Why
+
+if TYPE_CHECKING:
+    from farm.training.extract import Extraction
 
 FILLS = ("auto", "none", "roofline")
 # readings of one card from which its power is predicted apart from that of its model
@@ -97,12 +105,17 @@ class EstimateQuery:
     def answer(
         self, variant: Variant, needed: Sequence[NeededTuple] | None = None, **where: Any
     ) -> Estimate:
-        """Estimate the cost of a model from a database (`where`: see `first_answer`)."""
-        return first_answer(
+        """Estimate the cost of a model from a database (`where`: see `first_answer`). A compiled
+        model that no card has compiled is compared with the model without the compiler."""
+        answer = first_answer(
             lambda session: self.estimate(session, variant, needed),
             lambda found: found.covered_tuples > 0,
             **where,
         )
+        if answer.gain is None:
+            return answer
+        eager = self.answer(replace(variant, compile=""), **{**where, "say": lambda _: None})
+        return replace(answer, gain=answer.gain.over(eager))
 
     def estimate(
         self, session: Session, variant: Variant, needed: Sequence[NeededTuple] | None = None
@@ -114,14 +127,42 @@ class EstimateQuery:
         protocol, notes = self.protocol(kind), list[str]()
         predictor: Predictor | None = None
         unfilled = "`--fill none` excludes predictions"
-        if variant.generates_kernels:
-            unfilled = "generated kernels are never predicted"
-        elif self.fill == "roofline":
+        if self.fill == "roofline":
             predictor = RooflinePredictor(roofline)
         elif self.fill == "auto":
             predictor, notes, unfilled = self.predictor(session, model, protocol, kind)
+        if variant.generates_kernels and isinstance(predictor, StoredPredictor):
+            predictor = compiled_predictor(session, predictor)
+            unfilled = "no generated kernel has a reading to predict others from"
+        unlisted = None if needed is not None else self._unlisted(session, variant, model, kind)
+        if unlisted is not None:
+            needed = unlisted.needed()
         arguments = {"predictor": predictor, "unfilled": unfilled, "notes": notes, "needed": needed}
-        return estimate(session, variant, model, protocol, torch=self.torch, **arguments)  # type: ignore[arg-type]
+        answer = estimate(session, variant, model, protocol, torch=self.torch, **arguments)  # type: ignore[arg-type]
+        if unlisted is None:
+            return answer
+        roofline_us = sum(
+            roofline.estimate_us(entry.flops, entry.bytes_moved) * entry.all_calls
+            for entry in unlisted.needed()
+        )
+        notes = [*notes_on_kernels(variant), *answer.notes]
+        return replace(answer, gain=CompileGain(roofline_us), notes=tuple(notes))
+
+    def _unlisted(
+        self, session: Session, variant: Variant, model: str, kind: str
+    ) -> Extraction | None:
+        """The kernels of a compiled forward pass that no card has listed, by the compiler without
+        a card; None for all other variants.
+        """
+        is_forward = variant.generates_kernels and not variant.step
+        if not is_forward or kind != "cuda" or self.fill == "none":
+            return None
+        launch = self.protocol(kind).launch
+        with packaged_database().read() as packaged:
+            for readings in (session, packaged):
+                if capture_to_sum(readings, variant, "cuda", launch, model) is not None:
+                    return None
+        return kernels_without_card(replace(variant, compile="default"), data_sheet(kind, model))
 
     def why(self, session: Session, variant: Variant) -> Why:
         """Explain the estimated time of a model; raises as `estimate`."""
@@ -130,7 +171,11 @@ class EstimateQuery:
         device_type = device_type_of(kind)
         launch = self.protocol(kind).launch
         stored = capture_to_sum(session, variant, device_type, launch, model)
-        if stored is not None:
+        unlisted = self._unlisted(session, variant, model, kind)
+        if unlisted is not None:
+            needed = unlisted.needed()
+            order = [call.tuple_id for call in unlisted.capture.calls]
+        elif stored is not None:
             needed = stored_tuples(session, variant, device_type, launch, model)
             order = [call.operator_id for call in placed_calls(session, stored, "normal")]
         elif variant.generates_kernels:

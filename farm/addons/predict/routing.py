@@ -71,7 +71,7 @@ def _assumed(unknown: Mapping[str, DecidingInput], time_us: Mapping[str, float])
         effects.append(more_us / total_us)
 
     number = len(unknown)
-    even, uneven = (f"{effect * 100:+.0f} %" for effect in effects)
+    even, uneven = (f"{effect * 100:+z.0f} %" for effect in effects)
     return (
         f"The work of {number} {plural('tuple', number)} ({percent(share)} of the time) depends "
         "on the rows of each "

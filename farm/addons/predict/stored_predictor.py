@@ -14,6 +14,7 @@ import io
 import itertools
 import json
 import re
+import typing
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -69,7 +70,7 @@ class PredictedValue:
         if self.low is None or self.high is None or not self.value:
             return ""
         below, above = self.low / self.value - 1, self.high / self.value - 1
-        return f"{100 * below:+.0f} to {100 * above:+.0f} %"
+        return f"{100 * below:+z.0f} to {100 * above:+z.0f} %"
 
     def times(self, factor: float) -> PredictedValue:
         low = None if self.low is None else self.low * factor
@@ -118,6 +119,25 @@ class Predictions:
     narrowing: tuple[int, ...] = ()
     transfer: Mapping[str, Any] | None = None
     notes: tuple[str, ...] = ()
+
+
+class Predictor(typing.Protocol):
+    """Predicts calls on one card under one protocol and software."""
+
+    @property
+    def name(self) -> str:
+        """The name in the output."""
+
+    @property
+    def software(self) -> Software | None:
+        """Of the readings that it learned from; None if it learned from none."""
+
+    @property
+    def method(self) -> int:
+        """The version of the method of these readings."""
+
+    def predict(self, calls: Sequence[NeededTuple], model: Sequence[NeededTuple], /) -> Predictions:
+        """Predict calls of a model; see `StoredPredictor.predict`."""
 
 
 @dataclass(frozen=True)
@@ -236,10 +256,6 @@ class StoredPredictor:
             total=PredictedCost(time_us, energy_mj),
             narrowing=tuple(map(int, narrowing)),
         )
-
-
-#: Predicts calls on one card under one protocol and software.
-Predictor = RooflinePredictor | StoredPredictor
 
 
 def _hashes(operator_ids: Iterable[str]) -> npt.NDArray[np.uint64]:

@@ -29,7 +29,7 @@ from farm.verdict.figures import PerToken
 
 if TYPE_CHECKING:
     from farm.addons.predict.calibration import IntervalCoverage
-    from farm.addons.predict.estimate import Estimate, MissingTuple
+    from farm.addons.predict.estimate import CompileGain, Estimate, MissingTuple
     from farm.addons.predict.evaluation import Evaluation, Score
     from farm.addons.predict.generation import Generation
     from farm.addons.predict.next_measurements import MeasurementPlan
@@ -174,9 +174,30 @@ def _cost_lines(estimate: Estimate, level: float) -> dict[str, str]:
     if estimate.floor:
         lines["floor"] = estimate.floor.in_words(estimate.time.value)
         lines["copies"] = estimate.floor.copies_in_words(estimate.sum_at(level)[0].value)
+    if estimate.gain:
+        lines["gain"] = _gain(estimate.gain, estimate.time_at(level))
+        lines["bounds"] = _bounds(estimate.gain)
     if estimate.whole and estimate.missing:
         lines["sum of parts"] = _both(*estimate.sum_at(level))
     return lines
+
+
+def _gain(gain: CompileGain, compiled: PredictedValue) -> str:
+    """`predicted 1.4 times as fast as without --compile (1.2 to 1.7)`."""
+    faster = gain.faster(compiled)
+    if faster is None:
+        return ""
+    ends = "" if faster.low is None else f" ({faster.low:.2g} to {faster.high:.2g})"
+    return f"predicted {faster.value:.2g} times as fast as without --compile{ends}"
+
+
+def _bounds(gain: CompileGain) -> str:
+    """The roofline of a compiled model's kernels, and what the model takes without the compiler."""
+    roofline = f"{quantity(gain.roofline_us, TIME)} at the roofline of its kernels"
+    if gain.eager_time is None:
+        return roofline
+    source = "measured" if gain.eager_is_measured else "predicted"
+    return f"{roofline}; {quantity(gain.eager_time.value, TIME)} without --compile ({source})"
 
 
 def _width(estimate: Estimate, level: float) -> str:
@@ -583,7 +604,7 @@ def _scores(title: str, found: Sequence[Evaluation], of: str) -> RenderableType:
 def _models(best: Evaluation) -> RenderableType:
     def cells(one: Mapping[str, Any], name: str, units: Units) -> Sequence[str]:
         value, whole = one[name], one[f"whole_{name}"]
-        error = f"{100 * (value / whole - 1):+.1f} %" if value and whole else NOTHING
+        error = f"{100 * (value / whole - 1):+z.1f} %" if value and whole else NOTHING
         return quantity(value, units), quantity(whole, units), error
 
     first = f"whole models, predictor {best.predictor}"

@@ -98,7 +98,7 @@ class TileRoofline:
     compute_us: float
     traffic_us: float
     tiles: int  # of its products; 0 without products
-    waves: float  # tiles / multiprocessors
+    waves: float  # tiles / multiprocessors, not rounded
     # waves / waves rounded up, for each size of `WAVE_TILES`; 1 without products
     wave_shares: tuple[float, ...]
 
@@ -127,17 +127,18 @@ def tile_roofline(
     if products is not None:
         waves = [_tiles(products, *size) / card.multiprocessors for size in WAVE_TILES]
         wave_shares = [number / max(1, math.ceil(number)) for number in waves]
+    # The share that stays in the L2 cache falls from 1 to 0 between one and two times its size.
     cached = min(1.0, max(0.0, 2 - bytes_moved / card.l2_bytes))
     warm_bytes = bytes_moved - plan.cold_bytes
-    traffic_us = max(
-        (plan.cold_bytes + warm_bytes / (1 + (_FITTED.l2_rate - 1) * cached))
-        / peaks.bytes_per_s
-        * 1e6,
-        plan.serial_bytes / (peaks.bytes_per_s / card.multiprocessors) * 1e6,
-        plan.singles / card.multiprocessors / _FITTED.singles_per_us,
-        plan.warps / card.multiprocessors / _FITTED.warps * _FITTED.warp_us,
-        _FITTED.latency_us if bytes_moved else 0.0,
-    )
+    memory_bytes = plan.cold_bytes + warm_bytes / (1 + (_FITTED.l2_rate - 1) * cached)
+    memory_us = memory_bytes / peaks.bytes_per_s * 1e6
+    # one multiprocessor has its part of the bandwidth
+    one_block_us = plan.serial_bytes / (peaks.bytes_per_s / card.multiprocessors) * 1e6
+    scattered_us = plan.singles / card.multiprocessors / _FITTED.singles_per_us
+    # full bandwidth needs enough warps in flight
+    warps_us = plan.warps / card.multiprocessors / _FITTED.warps * _FITTED.warp_us
+    latency_us = _FITTED.latency_us if bytes_moved else 0.0
+    traffic_us = max(memory_us, one_block_us, scattered_us, warps_us, latency_us)
     before_us = plan.before / card.multiprocessors / _FITTED.singles_per_us
     return TileRoofline(
         max(compute_us, traffic_us) + before_us + plan.launches * peaks.launch_floor_us,
@@ -156,8 +157,8 @@ def _tiles(products: Products, rows: int, columns: int) -> int:
 def _cut(
     card: CardRates, flops_per_s: float, products: Products, sizes: Sequence[tuple[int, int, float]]
 ) -> tuple[float, int]:
-    """Return the minimum time in us over all tile sizes, and the number of tiles of the fastest
-    size.
+    """Return the time of the products in us with the fastest tile size, and its number of tiles.
+    Many narrow products have a kernel without tiles: a share of the peak rate.
     """
     if products.n < _FITTED.narrow and products.count > 1:
         tiles = math.ceil(products.m * products.n * products.count / 128)

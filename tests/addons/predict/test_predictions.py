@@ -653,3 +653,35 @@ def test_readings_of_a_database_that_is_not_that_of_the_settings_calibrate_too(
     with database.read() as session:
         found = EstimateQuery("H100").estimate(session, filled.VARIANT)
     assert found.transfer["readings"] > 5
+
+
+def test_a_compiled_model_that_no_card_has_compiled_is_predicted_with_its_gain(own):
+    found = json.loads(own(*MODEL, "--compile", "--json").stdout)
+    assert (found["complete"], found["whole_time_us"], found["basis"]) == (True, None, "sum")
+    assert found["time_low_us"] < found["time_us"] < found["time_high_us"]
+    assert found["energy_mj"] > 0
+    operators = {entry["operator"] for entry in found["missing"]}
+    assert operators >= {"pointwise", "convolution"}
+    eager = json.loads(own(*MODEL, "--json").stdout)
+    gain = found["gain"]
+    assert gain["eager_time_us"] == pytest.approx(eager["time_us"])
+    assert gain["faster_times"] == pytest.approx(eager["time_us"] / found["time_us"])
+    assert gain["faster_low_times"] < gain["faster_times"] < gain["faster_high_times"]
+    assert (gain["eager_is_measured"], gain["roofline_us"] > 0) == (False, True)
+    assert eager["gain"] is None
+
+    said = own(*MODEL, "--compile", "max-autotune").stdout
+    words = " ".join(said.split())
+    for text in (
+        "times as fast as without --compile",
+        "at the roofline of its kernels",
+        "Predicted: no card has compiled this model.",
+        "Those of `--compile default` are predicted instead.",
+    ):
+        assert text in words
+    assert "whole model measured" not in said
+
+    refused = own(*MODEL, "--compile", "--fill", "none")
+    assert "no NVIDIA H200 has compiled it" in refused.stderr
+    explained = json.loads(own(*MODEL, "--compile", "--why", "--json").stdout)
+    assert "fusion" not in {cause["topic"] for cause in explained["causes"]}
