@@ -24,6 +24,7 @@ from farm.training import foreseen_kernels as foreseen
 from farm.training.foreseen_kernels import foreseen_kernels, foreseen_pass
 from farm.types.data_sheets import data_sheet
 from farm.types.protocol import Variant
+from tests import slow
 from tests.operators.compiled_models import Refused
 
 H200 = data_sheet("cuda", "NVIDIA H200")
@@ -119,7 +120,7 @@ def test_a_training_step_is_refused_before_its_model_is_built() -> None:
         foreseen_kernels(step, H200)
 
 
-@pytest.mark.slow(reason="the compiler takes 12 s of a core for vgg16")
+@slow.MEASURED
 def test_the_list_is_that_of_a_card() -> None:
     with packaged_database().read() as session:
         row = session.exec(
