@@ -32,9 +32,9 @@ def is_left_out(item: pytest.Item, wanted: str) -> str:
     Args:
         wanted: which slow tests run: ``"1"`` all, ``"ci"`` those of `IN_CI`, ``""`` none.
     """
-    mark = item.get_closest_marker("slow")
-    if mark is None:
+    reasons = {str(mark.kwargs["reason"]) for mark in item.iter_markers("slow")}
+    if wanted == "ci":
+        reasons -= IN_CI
+    if not reasons or wanted not in ("", "ci"):
         return ""
-    reason = str(mark.kwargs["reason"])
-    runs = wanted not in ("", "ci") or (wanted == "ci" and reason in IN_CI)
-    return "" if runs else f"{reason}; `make test-slow` runs it"
+    return f"{'; '.join(sorted(reasons))}; `make test-slow` runs it"

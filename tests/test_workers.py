@@ -37,10 +37,16 @@ def test_the_reasons_of_slow_tests_stand_in_one_file():
 
 
 @pytest.mark.parametrize(
-    ("mark", "runs"), [(slow.ALIKE, ["1"]), (slow.FAULT, ["ci", "1"]), (None, ["", "ci", "1"])]
+    ("marks", "runs"),
+    [
+        ((), ["", "ci", "1"]),
+        ((slow.FAULT,), ["ci", "1"]),
+        ((slow.ALIKE,), ["1"]),
+        ((slow.FAULT, slow.ALIKE), ["1"]),
+    ],
 )
-def test_slow_tests_run_before_a_release_and_some_for_each_change(request, mark, runs):
-    if mark is not None:
+def test_slow_tests_run_before_a_release_and_some_for_each_change(request, marks, runs):
+    for mark in marks:
         request.node.add_marker(mark)
     assert [one for one in ("", "ci", "1") if not slow.is_left_out(request.node, one)] == runs
 

@@ -25,7 +25,7 @@ def _models(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_compiler
-@slow.COMPILER
+@slow.PROCESS
 def test_compiled_models_end_with_a_verdict_and_a_list_of_kernels_is_used_again(farm, tmp_path):
     file = tmp_path / "jobs.yml"
     file.write_text("- {model: [refused, two, pooled], compile: default}\n")

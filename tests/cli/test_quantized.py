@@ -30,7 +30,7 @@ OPTIONS = ["two.py:net", "--dtype", "bfloat16", "--quick"]
 WEIGHTS = ["--weights", "two.safetensors"]
 
 
-@slow.FAULT
+@slow.PROCESS
 def test_int8_weights_end_with_a_verdict_beside_the_dense_model(farm, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "two.py").write_text(MODEL)

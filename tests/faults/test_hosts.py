@@ -116,7 +116,7 @@ def steps():
 """
 
 
-@slow.FAULT
+@slow.PROCESS
 def test_a_model_is_measured_by_the_cpus_of_two_hosts_for_a_third(new_host, tmp_path):
     (tmp_path / "models_of_hosts.py").write_text(MODELS)
     model = {

@@ -141,7 +141,7 @@ def add_faster_cards(database: Database) -> None:
                 session.add(ReadingRow(**columns))
 
 
-@slow.FAULT
+@slow.MEASURED
 def test_a_worker_checks_its_cards_and_its_metrics_have_the_outcome(tmp_path, broker, postgres_url):
     port = free_port()
     settings = {
