@@ -174,7 +174,7 @@ def _line(
         "name": name,
         "x": times,
         "y": changes,
-        "hovertemplate": f"{name}<br>%{{x}}: %{{y:+z.2f}} %<extra></extra>",
+        "hovertemplate": f"{name}<br>%{{x}}: %{{y:+.2f}} %<extra></extra>",
         "line": {"color": colour, "width": 1 if colour == GREY else 2},
         "marker": {"color": colour, "symbol": symbols, "size": sizes},
     }
