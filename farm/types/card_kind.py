@@ -48,6 +48,10 @@ def card_kind_of(card_id: str) -> CardKind:
     return "cuda"
 
 
+def is_gpu_kind(kind: str) -> bool:
+    return kind == "cuda"
+
+
 def is_gpu_id(card_id: str) -> bool:
     return card_kind_of(card_id) == "cuda"
 

@@ -54,7 +54,7 @@ from farm.store.card_models import card_model_named, peaks_of
 from farm.store.columns import OF_TUPLES, OPERATOR, PROTOCOL, READING
 from farm.store.database import Database, open_database
 from farm.store.reuse import sound_readings
-from farm.types.card_kind import device_type_of, usual_launch
+from farm.types.card_kind import device_type_of, is_gpu_kind, usual_launch
 from farm.types.data_sheets import NamedCard, data_sheet, data_sheets, sheet_name_of
 from farm.types.protocol import Protocol, Variant
 from farm.types.tuple import NeededTuple
@@ -155,7 +155,7 @@ class EstimateQuery:
         a card; None for all other variants.
         """
         is_forward = variant.generates_kernels and not variant.step
-        if not is_forward or kind != "cuda" or self.fill == "none":
+        if not is_forward or not is_gpu_kind(kind) or self.fill == "none":
             return None
         launch = self.protocol(kind).launch
         with packaged_database().read() as packaged:
@@ -203,7 +203,7 @@ class EstimateQuery:
         predictor, notes = self._stored_predictor(session, model, protocol)
         under = f"{protocol.launch} launch{' with TF32' if self.tf32 else ''}"
         unfilled = f"there is no predictor for {model} under {under} (`farm predict fit` makes one)"
-        if predictor is None and kind == "cuda":
+        if predictor is None and is_gpu_kind(kind):
             predictor, why = transferred(session, model, self.torch, protocol)
             unfilled, notes = unfilled + why, [*notes, why] if predictor and why else notes
         elif predictor and predictor.path and predictor.path.parent == stored_predictor.PACKAGED:
