@@ -276,6 +276,7 @@ def why(answer: Why) -> RenderableType:
     )
     parts: list[RenderableType] = [
         Text(answer.title, style="bold"),
+        Text(f"  {_sum_of_operators(answer)}"),
         table,
         tables.hanging(answer.rule, "dim"),
         Text(),
@@ -292,6 +293,15 @@ def why(answer: Why) -> RenderableType:
         note = f"{more}Two causes may save the same time, so do not add them."
         parts.append(tables.hanging(note, "dim"))
     return Group(*parts)
+
+
+def _sum_of_operators(answer: Why) -> str:
+    """`sum of the operators: ~1.31 ms on an NVIDIA H200`; `~` if a part is predicted."""
+    least = "" if all(row.line.total_us for row in answer.rows) else "at least "
+    mark = "~" if any(row.line.origin == "estimated" for row in answer.rows) else ""
+    return (
+        f"sum of the operators: {least}{mark}{quantity(answer.sum_us, TIME)} on {answer.card_model}"
+    )
 
 
 def _time_of_line(rates: Rates) -> str:

@@ -136,9 +136,10 @@ class ResolvedModel:
         Imports torch for a user's model only.
         """
         inputs = self.maker.example_inputs(self.entry)
-        return (
-            str(variant) if inputs is None else titled_by(variant, batched(inputs, variant.batch))
-        )
+        if inputs is None:
+            return str(variant)
+        shapes = [_without_memory(value) for value in inputs]
+        return titled_by(variant, batched(shapes, variant.batch))
 
     # ---- modules and inputs
 
@@ -258,6 +259,15 @@ def _check_text(text: Any, tokenizer: Any) -> None:
     raise UsageError(
         f"{present} needs {absent}.", "Give both options, or neither to use the farm's own text."
     )
+
+
+def _without_memory(value: Any) -> Any:
+    """A tensor of the same shape on meta, so that a large batch of it takes no memory."""
+    import torch
+
+    from farm.types.tensor_kinds import is_plain
+
+    return value.to("meta") if isinstance(value, torch.Tensor) and is_plain(value) else value
 
 
 def titled_by(variant: Variant, inputs: Sequence[Any]) -> str:

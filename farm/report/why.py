@@ -40,6 +40,7 @@ def why(session: Session, job_id: str) -> Why:
     return Why(
         job_id=report.job_id,
         title=report.title,
+        card_model=", ".join(dict.fromkeys(card.model for card in report.cards)),
         rows=rows,
         causes=largest_causes(
             rows,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from farm.errors import UsageError, refused
 from farm.models import catalog
 from farm.models.resolved import ResolvedModel
+from farm.requests.partial_request import title_of
 from farm.types.protocol import Variant
 from farm.types.tuple import DTYPES
 
@@ -62,8 +63,8 @@ def check_fits(variant: Variant, card: CardLike, model: ResolvedModel | None = N
             "operators need additional memory."
         )
     raise UsageError(
-        f"{variant} does not fit into the {_gb(card.memory_bytes)} of {card.model}: {takes} and "
-        "its parameters take "
+        f"{model.title_of(variant)} does not fit into the {_gb(card.memory_bytes)} of "
+        f"{card.model}: {takes} and its parameters take "
         f"{_gb(memory.parameters)}.",
         step,
     )
@@ -75,8 +76,8 @@ def check_step_fits(variant: Variant, card: CardLike, least_bytes: int) -> None:
     """
     if 0 < card.memory_bytes < least_bytes:
         raise UsageError(
-            f"{variant} does not fit into the {_gb(card.memory_bytes)} of {card.model}: the step "
-            "holds at least "
+            f"{title_of(variant)} does not fit into the {_gb(card.memory_bytes)} of "
+            f"{card.model}: the step holds at least "
             f"{_gb(least_bytes)} at once.",
             f"Give a smaller batch (`farm memory {variant.model} --fit "
             f"{card.memory_bytes // 10**9}GB` finds the "
@@ -169,6 +170,12 @@ def memory_need(
         from farm.training.extract import extract
 
         return MemoryNeed(card_bytes, extract(variant).least_peak_bytes)
+    return pass_memory(variant, card_bytes, largest_call_bytes)
+
+
+def pass_memory(variant: Variant, card_bytes: int, largest_call_bytes: int) -> MemoryNeed:
+    """Compute the memory that one forward pass needs, whether it fits or not. Builds the model on
+    the meta device. Raises as `memory_need`."""
     memory = _memory_of_one(dataclasses.replace(variant, batch=1))
     cache_bytes = 0
     # a prefill fills a cache with the length of the prompt

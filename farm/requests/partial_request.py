@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from farm.errors import CaptureError, UnknownOperator, UsageError, did_you_mean
+from farm.errors import CaptureError, FarmError, UnknownOperator, UsageError, did_you_mean
 from farm.types.fields import Field, Record, declared, fields_of
 from farm.types.protocol import Protocol, Stopping, Variant
 from farm.types.request import Request, named
@@ -93,6 +93,16 @@ class ResolvedVariant:
         from farm.training.extract import extract
 
         return extract(self.variant, model=self.model)
+
+
+def title_of(variant: Variant) -> str:
+    """The title of a variant, as `ResolvedModel.title_of`. If this host does not have the model,
+    ``str(variant)``, which does not know the sizes of a user's own inputs."""
+    from farm.models import catalog
+
+    with contextlib.suppress(FarmError):
+        return catalog.resolve(variant.model).title_of(variant)
+    return str(variant)
 
 
 def usual_variant(name: str, card_kind: str, **fields: Any) -> ResolvedVariant:

@@ -256,8 +256,8 @@ class Database:
         if self.missing:
             raise NoDatabase(
                 f"The database {self} does not exist yet.",
-                "`farm run` and `farm import` create the database; `farm db upgrade` creates an "
-                "empty one.",
+                "`farm run resnet18` and `farm import h200` (packaged readings) create the "
+                "database; `farm db upgrade` creates an empty one.",
             )
         version = self._readable_schema()
         if version is None:

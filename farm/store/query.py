@@ -62,7 +62,7 @@ _DATES = ("since", "until")
 #: Name of a data type, or its short form in labels -> the name.
 _DTYPES = {name: name for name in DTYPES} | {short: name for name, (_, short) in DTYPES.items()}
 #: The next step if a database has no readings.
-NO_READINGS = "Measure a model: `farm run resnet18`; or import readings with `farm import`."
+NO_READINGS = "Measure a model: `farm run resnet18`; or import readings: `farm import h200`."
 _OTHER = {*_SHORT, *_DATES, "flag", "job"}
 KNOWN = sorted(
     _OTHER.union(_OF_OPERATOR, _OF_VARIANT, _OF_SOFTWARE, _OF_PROTOCOL, _OF_CARD, _OF_READING)

@@ -33,16 +33,17 @@ def foreseen_kernels(variant: Variant, sheet: DataSheet) -> Extraction:
         CaptureError: the compiler refuses the model or calls an operator that no tuple describes,
             the model reads a value, or the variant is a training step.
     """
+    model = catalog.resolve(variant.model)
     if variant.step:
         raise CaptureError(
-            f"The kernels of {variant} cannot be listed without a card: it is a training step.",
+            f"The kernels of {model.title_of(variant)} cannot be listed without a card: it is a "
+            "training step.",
             "Estimate it without --compile, or compile and measure it on a card.",
         )
-    model = catalog.resolve(variant.model)
     captured = foreseen_pass(model.build(variant, device="meta"), model.meta_inputs(variant), sheet)
     if captured.gaps:
         raise CaptureError(
-            f"The kernels of {variant} cannot be summed: {captured.gaps[0]}.",
+            f"The kernels of {model.title_of(variant)} cannot be summed: {captured.gaps[0]}.",
             "Estimate it without --compile, or measure the whole model on a card.",
         )
     return Extraction(captured, costs_of(captured), 0)

@@ -62,6 +62,7 @@ class Why:
 
     job_id: str  # "" for an estimate
     title: str
+    card_model: str
     rows: tuple[Rates, ...]
     causes: tuple[Cause, ...]
     peaks: Roofline
@@ -79,6 +80,7 @@ class Why:
         return {
             "job_id": self.job_id,
             "title": self.title,
+            "card_model": self.card_model,
             "sum_us": self.sum_us,
             "peaks": vars(self.peaks),
             "causes": [cause.to_json() for cause in self.causes],

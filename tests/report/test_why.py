@@ -114,6 +114,8 @@ def test_causes_are_the_largest_ones_and_rows_the_most_expensive_first(jobs):
 def test_the_command_and_the_function_give_the_same_answer(jobs, farm):
     text = farm("report", "eager", "--why").stdout
     assert "bound" in text
+    (line,) = [line for line in text.splitlines() if "sum of the operators:" in line]
+    assert line.endswith(" on NVIDIA H200")
     assert [line[2:4] for line in text.splitlines() if line[2:4] in ("1.", "2.", "3.")] == [
         "1.",
         "2.",

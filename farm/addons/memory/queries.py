@@ -61,16 +61,16 @@ def step_memory(
     """
     if not isinstance(variant, Variant):
         raise no_model(variant)
+    model = catalog.resolve(variant.model)
     if variant.step != "training":
         raise UsageError(
-            f"{variant} is a forward pass, not a training step.",
+            f"{model.title_of(variant)} is a forward pass, not a training step.",
             'Give step="training": farm.variant("resnet50", 32, step="training").',
         )
     amounts = amounts_of("fast", fast) if fast else []
     bytes_per_s = (
         bytes_of("slow_bandwidth", slow_bandwidth, per_second=True) if slow_bandwidth else None
     )
-    model = catalog.resolve(variant.model)
     step = memories.memory(model, versioned(variant, model), card)
     readings = database or packaged_database()
     with readings.read() as session:

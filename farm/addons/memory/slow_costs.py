@@ -15,6 +15,7 @@ from sqlmodel import Session
 
 from farm.addons.memory.offload_plan import SlowCosts
 from farm.errors import UsageError
+from farm.models import catalog
 from farm.operators.captured import CapturedCall
 from farm.store.columns import OPERATOR, PROTOCOL, READING
 from farm.store.database import fetch_values, in_batches
@@ -70,8 +71,9 @@ def slow_costs(
     rates = _rates(life, read)
     if bytes_per_s is None and (bytes_per_s := rates.pop("", copied_bytes_per_s)) is None:
         request = Request(variant=variant, placements="each")
+        title = catalog.resolve(variant.model).title_of(variant)
         raise UsageError(
-            f"There are no readings of {variant} with tensors in slow memory on "
+            f"There are no readings of {title} with tensors in slow memory on "
             f"{card or 'that card'}.",
             f"Take such readings with `{request.command().removesuffix(' --reuse none')}`, "
             "or give the bandwidth: --slow-bandwidth 55GB/s.",

@@ -396,7 +396,7 @@ def of_job(session: Session, model: ResolvedModel, variant: Variant, word: str) 
     if not step.read_calls:
         asked = Request.from_json(job.request)
         measured = asked.command().removesuffix(" --reuse none") if asked.variant else asked.title
-        text = f"Job {job.id} has no reading of a tuple of {variant}."
+        text = f"Job {job.id} has no reading of a tuple of {step.title}."
         raise UsageError(text, f"The job measured: {measured}. Name a job of that variant.")
     return step
 

@@ -57,6 +57,7 @@ def _facts(found: StepMemory) -> Table:
     operator = f"{capture.tuples[at.tuple_id].operator} in the {found.where(at)}"
     rows = {
         "loss": capture.loss,
+        "optimizer": _optimizer(found),
         "step": f"{calls}; {'about' if measured else 'at least'} {quantity(life.step_us, TIME)}",
         "times": found.clock,
         **({"note": found.predicted} if found.predicted else {}),
@@ -71,6 +72,17 @@ def _facts(found: StepMemory) -> Table:
     for name, text in rows.items():
         table.add_row(Text(f"  {name}", style="dim"), Text(text))
     return table
+
+
+def _optimizer(step_memory: StepMemory) -> str:
+    """The implementation that the times and tensors assume, and whether PyTorch chooses it."""
+    from farm.training.extract import implementation  # late: it needs torch
+
+    name = step_memory.variant.optimizer
+    assumed = implementation(name, step_memory.times.kind)
+    if assumed == name:
+        return name
+    return f"{assumed}, PyTorch's default on a GPU; --optimizer {name}-fused is the fused one"
 
 
 def _at_peak(found: StepMemory) -> Table:

@@ -4,14 +4,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from farm.addons.predict.stored_predictor import CallPrediction, PredictedCost, PredictedValue
-from farm.errors import UsageError
-from farm.requests.memory import MemoryNeed
+from farm.errors import FarmError, UsageError
+from farm.requests.memory import MemoryNeed, pass_memory
+from farm.requests.partial_request import title_of
 from farm.types.fields import figure_json
 from farm.types.figure import Figure, PassCost, value_of
 from farm.types.format import ENERGY, TIME, quantity
@@ -36,6 +39,7 @@ _OTHER_JSON = frozenset(
         "measured",
         "oldest_age_s",
         "gain",
+        "largest_call_bytes",
     )
 )
 # card time to measure a tuple if the database has no reading: the median on an H200
@@ -169,6 +173,7 @@ class Estimate:
     exposed_us: float | None = None
     incomplete_reason: str = ""  # why `time` is only a part or a lower bound; "" if it is complete
     memory: MemoryNeed | None = None  # None: the memory of the card or the model is unknown
+    largest_call_bytes: int = 0  # the tensors of the largest call, without its weights
     # the doubtful readings of missing tuples and, without another one, of the whole model
     left_out: str = ""
     # of a decode: what its weights and cache need at least; None: not known
@@ -184,7 +189,24 @@ class Estimate:
             f"{quantity(self.energy.value if self.energy else None, ENERGY)}"
         )
         source = f"{self.covered_tuples} of {self.tuples} tuples measured"
-        return f"<Estimate {self.variant} on {self.card_model}: {cost}; {source}>"
+        return f"<Estimate {self.title} on {self.card_model}: {cost}; {source}>"
+
+    @property
+    def title(self) -> str:
+        """The title of the variant; for a user's own model with the sizes of its inputs."""
+        return title_of(self.variant)
+
+    def with_memory(self) -> Estimate:
+        """The estimate of a forward pass with the memory that it needs, also if that is certainly
+        less than the card has. Builds the model on the meta device; if that is impossible, the
+        estimate stays as it is."""
+        need = self.memory
+        if need is None or need.needed_bytes is not None or self.variant.step:
+            return self
+        with contextlib.suppress(FarmError):
+            of_pass = pass_memory(self.variant, need.card_bytes, self.largest_call_bytes)
+            return dataclasses.replace(self, memory=of_pass)
+        return self
 
     @property
     def complete(self) -> bool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -155,7 +155,8 @@ def estimate(model: Model, options: EstimateOptions) -> None:
             level = min(current.level, before.level) if before else current.level
             if before:
                 show(tables.narrowed(before, current, level))
-            show(tables.estimate(variants[0].title, offer, level))
+            shown = replace(offer, estimate=current.with_memory())
+            show(tables.estimate(variants[0].title, shown, level))
 
 
 def estimated(resolved: ResolvedVariant, query: EstimateQuery) -> Estimate:
@@ -202,7 +203,13 @@ def _on_cards(
             for card, why in without
         ],
     }
-    answer(options.as_json, shown, lambda: tables.side_by_side(offers))
+    answer(
+        options.as_json,
+        shown,
+        lambda: tables.side_by_side(
+            [replace(offer, estimate=offer.estimate.with_memory()) for offer in offers]
+        ),
+    )
     for _, why in without:
         say(f"{why.message} {why.next_step}")
 

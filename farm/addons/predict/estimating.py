@@ -38,7 +38,7 @@ from farm.addons.predict.stored_predictor import (
 from farm.errors import FarmError, NoReadings
 from farm.exchange.packaged import packaged_database
 from farm.requests.memory import MemoryNeed, memory_need
-from farm.requests.partial_request import default_data
+from farm.requests.partial_request import default_data, title_of
 from farm.store.captures import known_tuples
 from farm.store.card_models import card_bytes, peaks_of
 from farm.store.content import stored_software
@@ -177,22 +177,27 @@ class _ModelOnCard:
         data = default_data(self.kind, variant)
         request = Request(variant=variant, protocol=self.protocol.with_data(data))
         return NoReadings(
-            f"No tuple of {variant} has a reading on {where}, and {why}.",
+            f"No tuple of {title_of(variant)} has a reading on {where}, and {why}.",
             f"Measure the model: {request.command().removesuffix(' --reuse none')}; "
             "or import another farm's readings with `farm import`.",
         )
 
+    @property
+    def _largest_call_bytes(self) -> int:
+        """The tensors of the largest call, without its weights."""
+        calls = (needed.bytes_moved - needed.held_bytes for needed in self.needed)
+        return max(0, *calls)
+
     def _memory(self) -> MemoryNeed | None:
         """The memory that one pass needs; None if that of the card or the model is unknown."""
-        all_calls_bytes, largest_bytes = 0, 0
-        for needed in self.needed:
-            all_calls_bytes += needed.all_calls * (needed.bytes_moved + needed.held_bytes)
-            largest_bytes = max(largest_bytes, needed.bytes_moved - needed.held_bytes)
+        all_calls_bytes = sum(
+            needed.all_calls * (needed.bytes_moved + needed.held_bytes) for needed in self.needed
+        )
         try:
             size_bytes = card_bytes(self.session, self.card_model)
             if not size_bytes:
                 return None
-            return memory_need(self.variant, size_bytes, all_calls_bytes, largest_bytes)
+            return memory_need(self.variant, size_bytes, all_calls_bytes, self._largest_call_bytes)
         except FarmError:
             return None
 
@@ -267,6 +272,7 @@ class _ModelOnCard:
                 for id_, rows in selected.rows.items()
             },
             memory=self._memory(),
+            largest_call_bytes=self._largest_call_bytes,
             left_out=self.doubtful(selected),
         )
 

@@ -133,7 +133,7 @@ def generation(
     phases = (prefill, *(decodes[cache] for cache in caches))
     level = min(phase.level for phase in phases)
     reasons = [
-        f"{phase.variant}: {phase.incomplete_reason}" for phase in phases if not phase.complete
+        f"{phase.title}: {phase.incomplete_reason}" for phase in phases if not phase.complete
     ]
     time = _summed(caches, [phase.time_at(level) for phase in phases], first, last)
     energy = _summed(caches, [phase.energy_at(level) for phase in phases], first, last)

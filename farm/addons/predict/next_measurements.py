@@ -104,7 +104,7 @@ def plan(estimates: Sequence[Estimate], most: int) -> MeasurementPlan:
     while left and len(chosen) < most:
         best = max(left, key=lambda id_: (id_ in far, left[id_], id_))
         _, entry = missing_of[best][-1]
-        titles = tuple(str(estimate.variant) for estimate, _ in missing_of[best])
+        titles = tuple(estimate.title for estimate, _ in missing_of[best])
         sweep = _sweep_of(entry.needed)
         chosen.append(ProposedMeasurement(entry, left.pop(best), titles, sweep))
         for id_ in left:

@@ -46,7 +46,7 @@ _SHARES = {"unseen_types": "predicted for operator types without any reading"}
 def generation(found: Generation) -> RenderableType:
     """A generated text: the sum, the prompt, and a decode at some lengths of the cache."""
     prompt, level = found.prefill.variant, found.level
-    rows = [_row(str(phase.variant), phase, level) for phase in found.phases]
+    rows = [_row(phase.title, phase, level) for phase in found.phases]
     text = f"prompt and {found.tokens} generated tokens"
     total = (text, *_cells(found.time, found.energy, not found.is_lower_bound), "")
     per_token = str(
@@ -57,7 +57,7 @@ def generation(found: Generation) -> RenderableType:
         notes.append(f"The total is incomplete. {found.incomplete_reason}")
     notes += _left_out(found.phases)
     if too_large := [phase for phase in found.phases if phase.memory and not phase.memory.fits]:
-        notes.append(f"{too_large[-1].variant}: memory {_memory(too_large[-1])}")
+        notes.append(f"{too_large[-1].title}: memory {_memory(too_large[-1])}")
     after = f"then {found.tokens} generated tokens per sequence, on {found.prefill.card_model}"
     title = Text(f"{prompt}, {after}", style="bold")
     return Group(
@@ -88,7 +88,7 @@ def side_by_side(offers: Sequence[Offer]) -> RenderableType:
     """A row for each card and size."""
     estimates = [offer.estimate for offer in offers]
     level = min(estimate.level for estimate in estimates)
-    titles = list(dict.fromkeys(str(estimate.variant) for estimate in estimates))
+    titles = list(dict.fromkeys(estimate.title for estimate in estimates))
     priced = any(offer.per_million for offer in offers)
     of_tokens = any(estimate.per_token.tokens for estimate in estimates)
     heads = ["card"]
@@ -97,7 +97,7 @@ def side_by_side(offers: Sequence[Offer]) -> RenderableType:
     heads += [">time", f">{percent(level, 0)} interval", ">width", ">energy", ">interval"]
     if of_tokens:
         heads.append(">tokens/s")
-    heads += ["fits into\none card", ">measured\nshare"]
+    heads += ["fits into\none card (need)", ">measured\nshare"]
     if priced:
         heads.append(f">price of a million\n{offers[0].counted}")
 
@@ -107,7 +107,7 @@ def side_by_side(offers: Sequence[Offer]) -> RenderableType:
         time, energy = estimate.time_at(level), estimate.energy_at(level)
         cells = [str(estimate.card_model)]
         if len(titles) > 1:
-            cells.append(str(estimate.variant))
+            cells.append(estimate.title)
         cells += _cells(time, energy, estimate.complete)
         cells.insert(-2, time.width or NOTHING)
         if of_tokens:
@@ -119,7 +119,7 @@ def side_by_side(offers: Sequence[Offer]) -> RenderableType:
 
     notes = list(itertools.chain.from_iterable(estimate.notes for estimate in estimates))
     notes += [
-        f"The estimate of {estimate.variant} on {estimate.card_model} is incomplete. "
+        f"The estimate of {estimate.title} on {estimate.card_model} is incomplete. "
         f"{estimate.incomplete_reason}"
         for estimate in estimates
         if not estimate.complete
@@ -139,9 +139,10 @@ def _fits(estimate: Estimate) -> str:
     need = estimate.memory
     if need is None:
         return "unknown"
-    if need.fits:
-        return "yes"
-    return f"no: {need.cards} cards"
+    answer = "yes" if need.fits else f"no: {need.cards} cards"
+    if need.needed_bytes is None:
+        return answer
+    return f"{answer} ({count_of(need.needed_bytes, 'B')})"
 
 
 def _price(offer: Offer) -> str:
@@ -276,7 +277,7 @@ def _origin_lines(estimate: Estimate) -> dict[str, str]:
 
 def _left_out(estimates: Iterable[Estimate]) -> list[str]:
     return [
-        f"Left out of {estimate.variant}: {estimate.left_out}."
+        f"Left out of {estimate.title}: {estimate.left_out}."
         for estimate in estimates
         if estimate.left_out
     ]
@@ -418,7 +419,7 @@ def curve(found: Sequence[Estimate]) -> RenderableType:
     too_large = too_large_from(found)
     rows = []
     for estimate in found:
-        *cells, measured_share = _row(str(estimate.variant), estimate, level)
+        *cells, measured_share = _row(estimate.title, estimate, level)
         tokens = (
             [count_of(estimate.per_token.tokens_per_s, "").strip()]
             if estimate.per_token.tokens
@@ -440,12 +441,12 @@ def curve(found: Sequence[Estimate]) -> RenderableType:
     ]
     notes = list(dict.fromkeys(itertools.chain.from_iterable(estimate.notes for estimate in found)))
     notes += [
-        f"The estimate of {estimate.variant} is incomplete. {estimate.incomplete_reason}"
+        f"The estimate of {estimate.title} is incomplete. {estimate.incomplete_reason}"
         for estimate in incomplete
     ]
     notes += _left_out(found)
     if too_large:
-        notes.append(f"From {too_large.variant} on: memory {_memory(too_large)}.")
+        notes.append(f"From {too_large.title} on: memory {_memory(too_large)}.")
     table = ruled(heads, rows, drops=["interval"])
     return Group(
         Text(f"on {found[0].card_model}", style="bold"),

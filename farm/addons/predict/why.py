@@ -46,7 +46,8 @@ def why_of(
     rows = rates_of(lines, peaks)
     return Why(
         job_id="",
-        title=f"{estimate.variant} on {estimate.card_model}, estimated (~ predicted)",
+        title=f"{estimate.title} on {estimate.card_model}, estimated (~ predicted)",
+        card_model=estimate.card_model,
         rows=rows,
         causes=largest_causes(
             rows,

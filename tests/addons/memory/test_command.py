@@ -69,6 +69,29 @@ def test_memory_tells_the_peak_and_what_it_is_made_of(farm):
     assert min(row["flops"] for row in convolutions) > 0
 
 
+def test_memory_shows_training_steps_only(farm):
+    refused = farm("memory", "resnet18", "--step", "inference")
+    assert (refused.code, refused.stdout) == (2, "")
+    assert "training steps only" in refused.stderr
+    assert "farm estimate resnet18 --card" in refused.stderr
+    assert "farm.fits(" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "card", "line"),
+    [
+        ("adamw", "H200", "adamw-foreach, PyTorch's default on a GPU"),
+        ("adamw-fused", "H200", "adamw-fused"),
+        ("adamw", "cpu", "adamw"),
+    ],
+)
+def test_memory_names_the_implementation_of_the_optimizer(farm, optimizer, card, line):
+    small = ("-b", "2", "--input-size", "32", "--card", card, "--optimizer", optimizer)
+    said = farm("memory", "squeezenet1_1", *small).stdout
+    (shown,) = [row for row in said.splitlines() if row.startswith("  optimizer  ")]
+    assert shown.split(None, 1)[1].strip().partition(";")[0] == line
+
+
 @slow.MEASURED
 def test_memory_says_what_its_times_and_operators_are(farm):
     told = farm("memory", "resnet18", "-b", "512", "--input-size", "64", "--fit", "1GB")

@@ -6,6 +6,8 @@ import pytest
 
 from farm.addons.predict.side_by_side import prices_of
 from farm.errors import UsageError
+from farm.models import catalog
+from farm.types.format import count_of
 from tests.addons.predict.test_predictions import MODEL, own, transferred  # noqa: F401
 from tests.cli.conftest import farm  # noqa: F401
 from tests.types.test_card_file import CARD
@@ -46,6 +48,40 @@ def test_sizes_and_cards_are_rows(transferred):
     assert [found.stdout.count(name) for name in ("resnet18 2x64", "resnet18 3x64")] == [2, 2]
 
 
+IMAGES = """
+import torch
+def cnn(): return torch.nn.Conv2d(3, 4, 3), torch.randn(16, 3, 256, 192)
+"""
+
+
+def test_an_own_model_has_the_sizes_of_its_inputs_in_every_title(transferred, tmp_path):
+    file = tmp_path / "titled_nets.py"
+    file.write_text(IMAGES)
+    title = "titled_nets:cnn 16x3x256x192 float32"
+    asked = ("estimate", f"{file}:cnn", "--card")
+    cards = transferred(*asked, "H200,B200").stdout
+    assert cards.splitlines()[0] == title
+    assert transferred(*asked, "B200", "--why").stdout.startswith(f"{title} on B200, estimated")
+    curve = transferred(*asked, "B200", "-b", "4,16").stdout
+    assert (title in curve, title.replace(" 16x", " 4x") in curve) == (True, True)
+    refused = transferred(*asked, "H200", "--fill", "none")
+    assert f"No tuple of {title} has a reading" in refused.stderr
+
+
+def test_the_memory_of_a_pass_that_fits_is_shown(transferred):
+    words = (*ASKED, "B200")
+    shown = json.loads(transferred(*words, "--json").stdout)["memory"]
+    assert (shown["fits"], shown["needed_bytes"]) == (True, None), "the JSON builds no model"
+    (line,) = [row for row in transferred(*words).stdout.splitlines() if "  memory " in row]
+    # The images, and the input and output of the first normalisation.
+    activations_bytes = 4 * (2 * 3 * 64 * 64 + 2 * (2 * 64 * 32 * 32))
+    weights_bytes = sum(one.nbytes for one in catalog.build("resnet18").state_dict().values())
+    needed = count_of(weights_bytes + activations_bytes, "B")
+    assert f"about {needed} (weights {count_of(weights_bytes, 'B')}, activations 1.15 MB)" in line
+    assert line.rstrip().endswith("GB of one B200")
+    assert transferred(*ASKED, "B200,A10").stdout.count(f"yes ({needed})") == 2
+
+
 @pytest.mark.parametrize("option", [("--measure", "1"), ("--generate", "4"), ("--png", "a.png")])
 def test_what_needs_one_card_refuses_several(transferred, option):
     said = transferred(*ASKED, "H200,B200", *option)
@@ -73,7 +109,8 @@ def test_an_estimate_is_explained_as_a_report(own):
     assert found["causes"] == sorted(found["causes"], key=lambda cause: -cause["saves_us"])
     assert "fusion" in {cause["topic"] for cause in found["causes"]}
     said = own(*MODEL, "--why").stdout
-    assert "~" in said
+    assert "  sum of the operators: ~" in said
+    assert f" on {found['card_model']}\n" in said
     assert "It saves at most" in said
     refused = own(*MODEL, "--why", "--generate", "3")
     assert "--why explains one size on one card" in refused.stderr
