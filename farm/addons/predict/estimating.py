@@ -176,11 +176,13 @@ class _ModelOnCard:
             where += f" and torch {torch}"
         data = default_data(self.kind, variant)
         request = Request(variant=variant, protocol=self.protocol.with_data(data))
-        return NoReadings(
-            f"No tuple of {variant} has a reading on {where}, and {why}.",
+        step = (
             f"Measure the model: {request.command().removesuffix(' --reuse none')}; "
-            "or import another farm's readings with `farm import`.",
+            "or import another farm's readings with `farm import`."
         )
+        if self.protocol.tf32:
+            step = f"Estimate it without --tf32, which needs no card. {step}"
+        return NoReadings(f"No tuple of {variant} has a reading on {where}, and {why}.", step)
 
     def _memory(self) -> MemoryNeed | None:
         """The memory that one pass needs; None if that of the card or the model is unknown."""
