@@ -114,5 +114,6 @@ def rule_of(peaks: Roofline) -> str:
     return (
         f"* room for improvement: {limits} ({rates}). A measured call above 100 %: if its bound is "
         "memory, the data was in the cache; if it is compute, its algorithm multiplies less "
-        "(Winograd), or the clock was above that of the peak. A prediction has at most 100 %."
+        "(Winograd), or the clock was above that of the peak. The share of a prediction ends "
+        "at 100 %."
     )
