@@ -43,7 +43,7 @@ from farm.addons.predict.transfer import (
     distance,
 )
 from farm.addons.predict.why import why_of
-from farm.errors import Ambiguous, NoDatabase, UsageError, writing_to
+from farm.errors import Ambiguous, NoDatabase, UsageError, did_you_mean, writing_to
 from farm.exchange.first_answer import first_answer
 from farm.exchange.packaged import database_of, export_at, packaged_database, packaged_files
 from farm.settings import settings
@@ -243,7 +243,7 @@ class EstimateQuery:
                 return sheet
             if sheet or not is_here:
                 raise
-            step = (
+            step = did_you_mean(self.card, data_sheets()) or (
                 f"{error.next_step} Without readings, a card needs a data sheet: "
                 f"{', '.join(data_sheets())}."
             )
