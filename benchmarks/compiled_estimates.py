@@ -124,7 +124,7 @@ def _kernels(variant: Variant, card_model: str, lists: Path | None) -> list[Need
         return [NeededTuple(**entry) for entry in json.loads(kept.read_text())]
     plain = dataclasses.replace(variant, compile="default")
     sheet = data_sheet("cuda", card_model)
-    needed = foreseen_kernels(plain, sheet).needed()
+    needed = foreseen_kernels(plain, sheet.multiprocessors).needed()
     if kept is not None:
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_text(json.dumps([dataclasses.asdict(entry) for entry in needed]))

@@ -371,7 +371,15 @@ def refused(what: str) -> Iterator[None]:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return 'Did you mean resnet50 or resnet34?', or '' if no known name is similar."""
+    """Return 'Did you mean resnet50 or resnet34?', or '' if no known name is similar. A name that
+    differs in case, spaces or punctuation alone is the only one.
+    """
     lowered = {candidate.lower(): candidate for candidate in known}
-    near = [lowered[match] for match in difflib.get_close_matches(name.lower(), lowered)]
+    same = [lowered[each] for each in lowered if _letters(each) == _letters(name)]
+    near = same or [lowered[match] for match in difflib.get_close_matches(name.lower(), lowered)]
     return f"Did you mean {' or '.join(near)}?" if near else ""
+
+
+def _letters(name: str) -> str:
+    """The letters and digits of a name, in lower case: ``RTX-4090`` -> ``rtx4090``."""
+    return "".join(filter(str.isalnum, name.lower()))

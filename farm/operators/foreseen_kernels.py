@@ -5,10 +5,11 @@ does so on fake tensors, which have shapes, strides and a device, but no memory.
 run on the fake tensors: its kernels do nothing, and each launch is listed as on a card
 (`farm.operators.compiled`). Neither a card, nor CUDA, nor Triton is needed.
 
-What the compiler asks a card for is answered by the data sheet of the card. These answers, and the
-functions that need a card, are replaced while `foreseen` is active:
+What the compiler asks a card for is answered here. These answers, and the functions that need a
+card, are replaced while `foreseen` is active:
 
-- the number of multiprocessors, which decides how reductions are split;
+- the number of multiprocessors, which decides how reductions are split. Nothing else differs, so
+  cards with the same number have the same kernels;
 - the choice of attention (the caller gives it) and the memory format of convolutions, by the rules
   of PyTorch for cuDNN;
 - the code of each kernel, which is not compiled; nothing is timed, so that products keep their
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import importlib.util
 import re
 import sys
@@ -39,7 +41,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from farm.errors import CaptureError
 from farm.operators.compiled import CompiledPass
 from farm.operators.compiler import CompiledModel, Kernel, triton_kernel, without_card
-from farm.types.data_sheets import DataSheet
 from farm.types.replacement import replaced
 
 #: Compute capability that the compiler sees: that of an H100 or H200.
@@ -127,11 +128,11 @@ class Unwritten(TorchDispatchMode):
 
 
 @contextlib.contextmanager
-def foreseen(sheet: DataSheet, attention: Attention) -> Iterator[None]:
+def foreseen(multiprocessors: int, attention: Attention) -> Iterator[None]:
     """While active, a `ForeseenPass` can be made and run on fake tensors of a card.
 
     Args:
-        sheet: of the card.
+        multiprocessors: of the card.
         attention: the attention that PyTorch chooses on the card.
 
     Raises:
@@ -139,9 +140,10 @@ def foreseen(sheet: DataSheet, attention: Attention) -> Iterator[None]:
     """
     from torch._dynamo import trace_rules
     from torch._dynamo.device_interface import CudaInterface
-    from torch._inductor import config, scheduler, select_algorithm
+    from torch._inductor import config, scheduler, select_algorithm, utils
     from torch._inductor.codecache import PyCodeCache
     from torch._inductor.fx_passes import misc_patterns, pad_mm
+    from torch._inductor.runtime.hints import DeviceProperties
     from torch.fx.experimental import proxy_tensor
     from torch.utils import _triton
 
@@ -150,9 +152,7 @@ def foreseen(sheet: DataSheet, attention: Attention) -> Iterator[None]:
         gcnArchName="",
         major=_CAPABILITY[0],
         minor=_CAPABILITY[1],
-        multi_processor_count=sheet.multiprocessors,
-        L2_cache_size=sheet.l2_bytes,
-        total_memory=int(sheet.memory_bytes),
+        multi_processor_count=multiprocessors,
         regs_per_multiprocessor=_REGISTERS,
         max_threads_per_multi_processor=_THREADS,
         max_threads_per_block=_BLOCK_THREADS,
@@ -163,6 +163,7 @@ def foreseen(sheet: DataSheet, attention: Attention) -> Iterator[None]:
         return card
 
     guards = torch._C._dynamo.guards
+    create: Any = functools.cache(vars(DeviceProperties)["create"].__func__.__wrapped__)
     load = PyCodeCache.load_by_key_path
 
     def with_triton(*args: Any, **kwargs: Any) -> Any:
@@ -178,6 +179,8 @@ def foreseen(sheet: DataSheet, attention: Attention) -> Iterator[None]:
         (pad_mm, "get_cached_should_pad", lambda _: False),
         # Its patterns are traced with tensors of random indices, which need a card.
         (misc_patterns, "_misc_patterns_init", _nothing),
+        # The compiler keeps the answers of the first card of a process.
+        (DeviceProperties, "create", classmethod(create)),
         (CudaInterface, "get_device_properties", staticmethod(properties)),
         (CudaInterface.Worker, "get_device_properties", staticmethod(properties)),
         (CudaInterface, "get_compute_capability", staticmethod(lambda *_: "90")),
@@ -208,7 +211,8 @@ def foreseen(sheet: DataSheet, attention: Attention) -> Iterator[None]:
         # Warnings are about the model's source and about timing, not about its cost.
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
-        stack.enter_context(replaced(select_algorithm.log, "disabled", True))
+        for module in (select_algorithm, utils):
+            stack.enter_context(replaced(module.log, "disabled", True))
         stack.enter_context(without_card())
         stack.enter_context(_unguarded_card())
         stack.enter_context(_attention(attention))

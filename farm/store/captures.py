@@ -427,10 +427,12 @@ def kernels_unknown(variant: Variant, card_model: str) -> NoReadings:
     """The error for a variant whose generated kernels no card has listed."""
     request = Request(variant=variant, protocol=Protocol(data=variant.data_of_calls))
     command = request.command().partition(" --launch")[0]
+    eager = command.replace(f" --compile {variant.compile}", "")
+    explained = eager.replace("farm run", "farm estimate", 1)
     return NoReadings(
         f"The kernels of {variant} are unknown: no {card_model or 'card'} has compiled it.",
         f"Compile and measure it on such a card: {command}; or see what fusion saves at most "
-        "of the eager model: `farm estimate MODEL --why`.",
+        f"of the eager model: `{explained} --why`.",
     )
 
 

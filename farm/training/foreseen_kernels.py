@@ -13,13 +13,12 @@ from farm.operators.fake_pass import FakeTensors
 from farm.operators.foreseen_kernels import ForeseenPass, Unwritten, foreseen
 from farm.training.card_functions import scaled_dot_product_attention
 from farm.training.extract import Extraction
-from farm.types.data_sheets import DataSheet
 from farm.types.protocol import Variant
 
 _CARD = torch.device("cuda", 0)
 
 
-def foreseen_kernels(variant: Variant, sheet: DataSheet) -> Extraction:
+def foreseen_kernels(variant: Variant, multiprocessors: int) -> Extraction:
     """List the launches of a compiled forward pass without a card: generated kernels, and calls of
     libraries as aten operators.
 
@@ -27,7 +26,7 @@ def foreseen_kernels(variant: Variant, sheet: DataSheet) -> Extraction:
     card; its kernels are listed as those of ``default``.
 
     Args:
-        sheet: the data sheet of the card.
+        multiprocessors: of the card. All cards with this number have the same kernels.
 
     Raises:
         CaptureError: the compiler refuses the model or calls an operator that no tuple describes,
@@ -40,7 +39,8 @@ def foreseen_kernels(variant: Variant, sheet: DataSheet) -> Extraction:
             "training step.",
             "Estimate it without --compile, or compile and measure it on a card.",
         )
-    captured = foreseen_pass(model.build(variant, device="meta"), model.meta_inputs(variant), sheet)
+    module, inputs = model.build(variant, device="meta"), model.meta_inputs(variant)
+    captured = foreseen_pass(module, inputs, multiprocessors)
     if captured.gaps:
         raise CaptureError(
             f"The kernels of {model.title_of(variant)} cannot be summed: {captured.gaps[0]}.",
@@ -50,11 +50,11 @@ def foreseen_kernels(variant: Variant, sheet: DataSheet) -> Extraction:
 
 
 def foreseen_pass(
-    module: torch.nn.Module, inputs: tuple[object, ...], sheet: DataSheet
+    module: torch.nn.Module, inputs: tuple[object, ...], multiprocessors: int
 ) -> CapturedPass:
     """As `foreseen_kernels`, for a module and inputs on the device ``meta``."""
     fakes = FakeTensors(FakeTensorMode(), str(_CARD), keeps_values=False)
-    with foreseen(sheet, scaled_dot_product_attention), fakes.swapped_into(module):
+    with foreseen(multiprocessors, scaled_dot_product_attention), fakes.swapped_into(module):
         fake_inputs = fakes.tree(inputs)
         with fakes.mode, Unwritten(), torch.no_grad():
             compiled = ForeseenPass(module, fake_inputs, _CARD, mode="default", cached=False)

@@ -351,6 +351,15 @@ class NeededTuple:
         weights = [tensor for tensor in self.spec["tensors"] if tensor["role"] != "activation"]
         return sum(math.prod(tensor["shape"]) * DTYPES[tensor["dtype"]][0] for tensor in weights)
 
+    def bytes_of(self, role: str) -> int:
+        """Size of the operands of one call with a role, such as `parameter`. Unit: bytes."""
+        sizes = [
+            math.prod(tensor["shape"]) * DTYPES[tensor["dtype"]][0]
+            for tensor in self.spec.get("tensors") or ()
+            if tensor["role"] == role
+        ]
+        return sum(sizes)
+
 
 def shapes_passed(spec: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
     """Return `OperatorTuple.input_shapes` for a stored description."""

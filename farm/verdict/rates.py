@@ -62,8 +62,12 @@ class Rates:
 
     @property
     def roofline_share(self) -> float | None:
-        """The time at the card's peak rates / the time; above 1: the data was in the cache."""
-        return self.ideal_us / self.time_us if self.time_us else None
+        """The time at the card's peak rates / the time. Above 1 only if the time is measured: see
+        `rule_of`."""
+        if not self.time_us:
+            return None
+        share = self.ideal_us / self.time_us
+        return min(share, 1.0) if self.line.origin == "estimated" else share
 
     @property
     def bound(self) -> Bound:
@@ -107,4 +111,9 @@ def rule_of(peaks: Roofline) -> str:
     rates = f"{count_of(peaks.bytes_per_s, 'B/s')}, {count_of(peaks.flops_per_s, 'FLOP/s')}"
     share, of_roofline = percent(LEAST_SHARE, 0), percent(MOST_OF_ROOFLINE, 0)
     limits = f"at least {share} of the sum and below {of_roofline} of the roofline"
-    return f"* room for improvement: {limits} ({rates}; above 100 %: the data was in the cache)"
+    return (
+        f"* room for improvement: {limits} ({rates}). A measured call above 100 %: if its bound is "
+        "memory, the data was in the cache; if it is compute, its algorithm multiplies less "
+        "(Winograd), or the clock was above that of the peak. The share of a prediction ends "
+        "at 100 %."
+    )

@@ -13,7 +13,7 @@ from farm.types.figure import share_of
 from farm.types.format import TIME, count_of, percent, quantity
 from farm.types.protocol import Variant
 from farm.types.roofline import Roofline
-from farm.types.tuple import DTYPES, NeededTuple
+from farm.types.tuple import NeededTuple
 from farm.verdict.causes import COPIES
 
 #: Operators that read a few rows of their table.
@@ -95,11 +95,11 @@ def token_floor(
     weights_bytes = cache_bytes = largest_bytes = 0
     for entry in needed:
         if entry.short_name in _CACHE_WRITES:
-            layer_bytes = _bytes_of(entry, "buffer")
+            layer_bytes = entry.bytes_of("buffer")
             cache_bytes += entry.all_calls * layer_bytes
             largest_bytes = max(largest_bytes, layer_bytes)
         elif not entry.short_name.startswith(_TABLES):
-            weights_bytes += entry.all_calls * _bytes_of(entry, "parameter")
+            weights_bytes += entry.all_calls * entry.bytes_of("parameter")
     if not weights_bytes:
         return None
     copies_us = [
@@ -107,16 +107,6 @@ def token_floor(
         for entry in _copies(needed, largest_bytes)
     ]
     return TokenFloor(weights_bytes, cache_bytes, peaks.bytes_per_s, math.fsum(copies_us))
-
-
-def _bytes_of(entry: NeededTuple, role: str) -> int:
-    """The bytes of the operands of one call that have a role."""
-    sizes = [
-        math.prod(tensor["shape"]) * DTYPES[tensor["dtype"]][0]
-        for tensor in entry.spec["tensors"]
-        if tensor["role"] == role
-    ]
-    return sum(sizes)
 
 
 def _copies(needed: Sequence[NeededTuple], least_bytes: int) -> Iterable[NeededTuple]:

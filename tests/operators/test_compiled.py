@@ -267,7 +267,9 @@ PRIVATE_NAMES = {
         "assume_aligned_inputs compile_threads size_asserts alignment_asserts nan_asserts"
     ),
     "torch._inductor.scheduler": "has_triton",
+    "torch._inductor.runtime.hints": "DeviceProperties.create.__wrapped__",
     "torch._inductor.select_algorithm": "log",
+    "torch._inductor.utils": "log",
     "torch._dynamo.trace_rules": "get_torch_obj_rule_map",
     "torch._inductor.fx_passes.misc_patterns": "_misc_patterns_init",
     "torch.utils._triton": "triton_hash_with_backend",

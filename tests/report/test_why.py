@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -15,7 +16,7 @@ from farm.types.figure import Figure
 from farm.types.roofline import Roofline
 from farm.verdict.cost_line import CostLine, TupleView
 from farm.verdict.figures import CallCost
-from farm.verdict.rates import Rates
+from farm.verdict.rates import Rates, rule_of
 from tests.cli.conftest import farm  # noqa: F401
 from tests.report import compiled
 from tests.report.compiled import COMPILED, EAGER, EAGER_CALLS, compiled_calls
@@ -58,6 +59,18 @@ def test_a_call_is_bound_by_the_slowest_of_arithmetic_memory_and_launch(
     assert call.ideal_us == pytest.approx(ideal_us)
     assert call.roofline_share == pytest.approx(ideal_us / 200.0)
     assert call.excess_us == pytest.approx(3 * (200.0 - max(ideal_us, 2.0)))
+
+
+def test_only_a_measured_call_exceeds_the_roofline():
+    call = rates(80.0, 10**10, 10**6)
+    assert call.roofline_share == pytest.approx(1.25)
+    predicted = dataclasses.replace(call, line=dataclasses.replace(call.line, origin="estimated"))
+    assert predicted.roofline_share == 1.0
+
+
+def test_the_rule_names_what_makes_a_measured_call_faster_than_the_peak():
+    assert "if its bound is memory, the data was in the cache" in rule_of(PEAKS)
+    assert "if it is compute, its algorithm multiplies less (Winograd)" in rule_of(PEAKS)
 
 
 def test_a_call_that_is_not_measured_has_no_rates():

@@ -22,12 +22,11 @@ from farm.store.content import stored_variant
 from farm.store.tables import ModelVariant
 from farm.training import foreseen_kernels as foreseen
 from farm.training.foreseen_kernels import foreseen_kernels, foreseen_pass
-from farm.types.data_sheets import data_sheet
 from farm.types.protocol import Variant
 from tests import slow
 from tests.operators.compiled_models import Refused
 
-H200 = data_sheet("cuda", "NVIDIA H200")
+MULTIPROCESSORS = 132  # of an H200
 
 
 class Small(nn.Module):
@@ -49,7 +48,7 @@ class Small(nn.Module):
 def captured() -> CapturedPass:
     module = Small().eval().bfloat16().to("meta")
     images = torch.empty(4, 8, 16, 16, dtype=torch.bfloat16, device="meta")
-    return foreseen_pass(module, (images,), H200)
+    return foreseen_pass(module, (images,), MULTIPROCESSORS)
 
 
 def test_the_launches_are_generated_kernels_and_library_calls_of_a_card(
@@ -101,7 +100,7 @@ def test_nothing_stays_replaced(captured: CapturedPass) -> None:
 
 def test_a_model_that_the_compiler_refuses_is_an_error_with_its_reason() -> None:
     with pytest.raises(CaptureError, match="no shape is known"):
-        foreseen_pass(Refused().to("meta"), (torch.empty(2, 8, device="meta"),), H200)
+        foreseen_pass(Refused().to("meta"), (torch.empty(2, 8, device="meta"),), MULTIPROCESSORS)
 
 
 def test_a_call_that_no_tuple_describes_is_an_error_and_no_missing_part(
@@ -111,13 +110,27 @@ def test_a_call_that_no_tuple_describes_is_an_error_and_no_missing_part(
     monkeypatch.setattr(foreseen, "foreseen_pass", lambda *_: incomplete)
     variant = Variant("resnet18", batch=2, input_size=64, compile="default")
     with pytest.raises(CaptureError, match=r"cannot be summed: aten\._weight_int8pack_mm"):
-        foreseen_kernels(variant, H200)
+        foreseen_kernels(variant, MULTIPROCESSORS)
+
+
+class Sums(nn.Module):
+    """Few long sums, which the compiler splits by the number of multiprocessors."""
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows.sum(-1)
+
+
+def test_the_number_of_multiprocessors_decides_in_one_process_as_in_two() -> None:
+    rows = torch.empty(8, 100_000, device="meta")
+    few, many, again = (foreseen_pass(Sums(), (rows,), number) for number in (40, 132, 40))
+    assert few.tuples.keys() == again.tuples.keys()
+    assert few.tuples.keys() != many.tuples.keys()
 
 
 def test_a_training_step_is_refused_before_its_model_is_built() -> None:
     step = Variant("resnet18", batch=2, input_size=64, compile="default", step="training")
     with pytest.raises(CaptureError, match="cannot be listed without a card"):
-        foreseen_kernels(step, H200)
+        foreseen_kernels(step, MULTIPROCESSORS)
 
 
 @slow.MEASURED
@@ -129,7 +142,7 @@ def test_the_list_is_that_of_a_card() -> None:
         variant = stored_variant(row.model_dump())
         on_card = stored_tuples(session, variant, "cuda", "graph", "NVIDIA H200")
         assert capture_to_sum(session, variant, "cuda", "graph", "NVIDIA H200") is not None
-    listed = foreseen_kernels(variant, H200).needed()
+    listed = foreseen_kernels(variant, MULTIPROCESSORS).needed()
 
     def sizes(needed: Any) -> Counter[tuple[Any, ...]]:
         counted: Counter[tuple[Any, ...]] = Counter()

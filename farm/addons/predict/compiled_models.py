@@ -21,19 +21,18 @@ from farm.addons.predict.generated_kernels import KERNEL, LearnedKernels, kernel
 from farm.addons.predict.stored_predictor import StoredPredictor
 from farm.exchange.packaged import packaged_database
 from farm.store.columns import OPERATOR, READING
-from farm.types.data_sheets import DataSheet
 from farm.types.protocol import Variant
 
 if TYPE_CHECKING:
     from farm.training.extract import Extraction
 
 
-@functools.lru_cache(maxsize=8)
-def kernels_without_card(variant: Variant, sheet: DataSheet) -> Extraction:
+@functools.lru_cache(maxsize=32)
+def kernels_without_card(variant: Variant, multiprocessors: int) -> Extraction:
     """See `farm.training.foreseen_kernels.foreseen_kernels`. The last results are kept."""
     from farm.training.foreseen_kernels import foreseen_kernels
 
-    return foreseen_kernels(variant, sheet)
+    return foreseen_kernels(variant, multiprocessors)
 
 
 def compiled_predictor(session: Session, operators: StoredPredictor) -> CompiledPredictor | None:

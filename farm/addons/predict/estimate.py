@@ -40,6 +40,7 @@ _OTHER_JSON = frozenset(
         "oldest_age_s",
         "gain",
         "largest_call_bytes",
+        "least_us",
     )
 )
 # card time to measure a tuple if the database has no reading: the median on an H200
@@ -180,6 +181,8 @@ class Estimate:
     floor: TokenFloor | None = None
     # of a compiled model that no card has compiled
     gain: CompileGain | None = None
+    # the least time of a sum with predictions by the data sheet of the card; 0: not known
+    least_us: float = 0.0
     # the age of the oldest reading, by the clock of the database; not in the JSON
     oldest_age_s: float | None = None
 
@@ -268,7 +271,10 @@ class Estimate:
             energy = energy and sum_of([energy, interval_at(self.ranks.energy_mj, level)])
         assert time is not None
 
-        return _of_whole(time, "time", level), energy and _of_whole(energy, "energy", level)
+        whole = _of_whole(time, "time", level)
+        if self.missing and self.total:
+            whole = whole.at_least(self.least_us)
+        return whole, energy and _of_whole(energy, "energy", level)
 
     @property
     def shares(self) -> dict[str, float]:

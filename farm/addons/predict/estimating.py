@@ -25,7 +25,7 @@ from farm.addons.predict.estimate import (
     interval_at,
     sum_of,
 )
-from farm.addons.predict.floor import above_floor
+from farm.addons.predict.floor import above_floor, sum_of_floors_us
 from farm.addons.predict.rank_effects import added_time, rank_effects
 from farm.addons.predict.reading_sum import sum_of_readings
 from farm.addons.predict.routing import routing_note
@@ -45,6 +45,7 @@ from farm.store.content import stored_software
 from farm.store.database import read_clock_s
 from farm.types.card_kind import device_type_of
 from farm.types.collective import COLLECTIVES
+from farm.types.data_sheets import data_sheet, sheet_name_of
 from farm.types.figure import Figure, PassCost, figure_of
 from farm.types.format import TIME, percent, plural, quantity
 from farm.types.protocol import Protocol, Software, Variant
@@ -52,7 +53,7 @@ from farm.types.request import Request
 from farm.types.roofline import Roofline
 from farm.types.tuple import NeededTuple
 from farm.verdict.model_readings import SelectedReadings, left_out, protocols_like, select_for_model
-from farm.verdict.token_floor import has_floor, token_floor
+from farm.verdict.token_floor import TokenFloor, has_floor, token_floor
 
 
 def estimate(
@@ -176,11 +177,14 @@ class _ModelOnCard:
             where += f" and torch {torch}"
         data = default_data(self.kind, variant)
         request = Request(variant=variant, protocol=self.protocol.with_data(data))
-        return NoReadings(
-            f"No tuple of {title_of(variant)} has a reading on {where}, and {why}.",
+        step = (
             f"Measure the model: {request.command().removesuffix(' --reuse none')}; "
-            "or import another farm's readings with `farm import`.",
+            "or import another farm's readings with `farm import`."
         )
+        if self.protocol.tf32:
+            step = f"Estimate it without --tf32, which needs no card. {step}"
+        title = title_of(variant)
+        return NoReadings(f"No tuple of {title} has a reading on {where}, and {why}.", step)
 
     @property
     def _largest_call_bytes(self) -> int:
@@ -356,6 +360,7 @@ class _ModelOnCard:
             ),
             transfer=transfer,
             communication_us=result.communication_us + math.fsum(time.value for time in times[1:]),
+            least_us=sum_of_floors_us(self.card_model, operators, tf32=self.protocol.tf32),
             notes=tuple(notes),
         )
 
@@ -400,7 +405,18 @@ class _ModelOnCard:
         for entry in result.missing:
             if entry.predicted_us is not None:
                 times_us[entry.needed.operator_id] = entry.predicted_us
-        return replace(result, floor=token_floor(self.needed, times_us, self.roofline))
+        floor = token_floor(self.needed, times_us, self.roofline)
+        least_us = max(result.least_us, self._least_of_token_us(floor))
+        return replace(result, floor=floor, least_us=least_us)
+
+    def _least_of_token_us(self, floor: TokenFloor | None) -> float:
+        """Return the time to read the weights and the cache of a decode at the bandwidth of the
+        data sheet; 0 without a sheet, or if the last cache of the card holds them."""
+        if floor is None or not sheet_name_of(self.card_model):
+            return 0.0
+        sheet = data_sheet("cuda", self.card_model)
+        read_bytes = floor.weights_bytes + floor.cache_bytes
+        return read_bytes / sheet.bytes_per_s * 1e6 if read_bytes > sheet.l2_bytes else 0.0
 
     def with_routing(self, result: Estimate) -> Estimate:
         """Return the estimate with a note about the routing that it assumes."""

@@ -4,7 +4,9 @@ it.
 The floor is a true bound, unlike the roofline of an estimate (`farm.types.roofline`), which
 weighs calls:
 
-- Operands may be in the card's last cache, so only the bytes beyond its size must come from memory.
+- Weights are cold under residency `resident`, as in a running model: all their bytes come from
+  memory. Of the other operands, only the bytes beyond the size of the card's last cache must.
+- A generated kernel may read a part of a weight, so its weights count as other operands.
 - The rates are those of the data sheet, because a measured rate may be that of a slow kernel.
 - A convolution may run with fewer multiplications than its FLOPs say (Winograd, FFT), so only its
   bytes count.
@@ -15,6 +17,7 @@ A test compares the floor with all packaged readings: none of them is faster.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -80,9 +83,18 @@ def floor_us(card_model: str, call: NeededTuple, *, tf32: bool = False) -> float
 
     memory_s = 0.0
     if call.short_name not in GATHERS:
-        memory_s = max(0, call.bytes_moved - sheet.l2_bytes) / sheet.bytes_per_s
+        cold_bytes = _cold_bytes(call)
+        warm_bytes = call.bytes_moved - cold_bytes
+        memory_s = (cold_bytes + max(0, warm_bytes - sheet.l2_bytes)) / sheet.bytes_per_s
 
     return max(compute_s, memory_s) * 1e6
+
+
+def _cold_bytes(call: NeededTuple) -> int:
+    """Return the bytes of a call's weights, all of which come from memory."""
+    if call.spec.get("kind") == "kernel":
+        return 0
+    return min(call.bytes_of("parameter"), call.bytes_moved)
 
 
 def _rate(call: NeededTuple, half: float, single: float) -> float:
@@ -93,6 +105,11 @@ def _rate(call: NeededTuple, half: float, single: float) -> float:
     if dtypes & {"float16", "bfloat16"}:
         return half
     return single
+
+
+def sum_of_floors_us(card_model: str, calls: Sequence[NeededTuple], *, tf32: bool = False) -> float:
+    """Return the least time of all calls of some tuples in µs; see `floor_us`."""
+    return math.fsum(floor_us(card_model, call, tf32=tf32) * call.all_calls for call in calls)
 
 
 def above_floor(
@@ -108,17 +125,15 @@ def above_floor(
     """
     floors_us = [floor_us(card_model, call, tf32=tf32) for call in calls]
     bounded = [
-        replace(prediction, time_us=_at_least(prediction.time_us, floor))
+        replace(prediction, time_us=prediction.time_us.at_least(floor))
         for prediction, floor in zip(predictions.calls, floors_us, strict=True)
     ]
     raised_us = sum(
         (new.time_us.value - old.time_us.value) * call.all_calls
         for new, old, call in zip(bounded, predictions.calls, calls, strict=True)
     )
-    total_floor_us = sum(
-        floor * call.all_calls for floor, call in zip(floors_us, calls, strict=True)
-    )
-    total_us = _at_least(_moved(predictions.total.time_us, raised_us), total_floor_us)
+    total_floor_us = sum_of_floors_us(card_model, calls, tf32=tf32)
+    total_us = _moved(predictions.total.time_us, raised_us).at_least(total_floor_us)
     total = replace(predictions.total, time_us=total_us)
     return replace(predictions, calls=tuple(bounded), total=total)
 
@@ -127,9 +142,3 @@ def _moved(value: PredictedValue, by: float) -> PredictedValue:
     if value.low is None or value.high is None:
         return PredictedValue(value.value + by)
     return PredictedValue(value.value + by, value.low + by, value.high + by)
-
-
-def _at_least(value: PredictedValue, floor: float) -> PredictedValue:
-    if value.low is None or value.high is None:
-        return PredictedValue(max(value.value, floor))
-    return PredictedValue(max(value.value, floor), max(value.low, floor), max(value.high, floor))

@@ -43,7 +43,7 @@ from farm.addons.predict.transfer import (
     distance,
 )
 from farm.addons.predict.why import why_of
-from farm.errors import Ambiguous, NoDatabase, UsageError, writing_to
+from farm.errors import Ambiguous, NoDatabase, UsageError, did_you_mean, writing_to
 from farm.exchange.first_answer import first_answer
 from farm.exchange.packaged import database_of, export_at, packaged_database, packaged_files
 from farm.settings import settings
@@ -124,6 +124,7 @@ class EstimateQuery:
         predictor that cannot be read."""
         model = self.card_model(session)
         kind, roofline = peaks_of(session, model, variant.computes_in, self.tf32)
+        is_unlisted = needed is None and self._is_unlisted(session, variant, model, kind)
         protocol, notes = self.protocol(kind), list[str]()
         predictor: Predictor | None = None
         unfilled = "`--fill none` excludes predictions"
@@ -134,7 +135,7 @@ class EstimateQuery:
         if variant.generates_kernels and isinstance(predictor, StoredPredictor):
             predictor = compiled_predictor(session, predictor)
             unfilled = "no generated kernel has a reading to predict others from"
-        unlisted = None if needed is not None else self._unlisted(session, variant, model, kind)
+        unlisted = self._listed(variant, model, kind) if is_unlisted else None
         if unlisted is not None:
             needed = unlisted.needed()
         arguments = {"predictor": predictor, "unfilled": unfilled, "notes": notes, "needed": needed}
@@ -148,21 +149,24 @@ class EstimateQuery:
         notes = [*notes_on_kernels(variant), *answer.notes]
         return replace(answer, gain=CompileGain(roofline_us), notes=tuple(notes))
 
-    def _unlisted(
-        self, session: Session, variant: Variant, model: str, kind: str
-    ) -> Extraction | None:
-        """The kernels of a compiled forward pass that no card has listed, by the compiler without
-        a card; None for all other variants.
-        """
-        is_forward = variant.generates_kernels and not variant.step
-        if not is_forward or not is_gpu_kind(kind) or self.fill == "none":
-            return None
-        launch = self.protocol(kind).launch
+    def _is_unlisted(self, session: Session, variant: Variant, model: str, kind: str) -> bool:
+        """True for a compiled forward pass whose kernels no card of the model has listed. Raises
+        `NoReadings` for another compiled variant that no card has listed."""
+        if not variant.generates_kernels:
+            return False
+        device_type, launch = device_type_of(kind), self.protocol(kind).launch
         with packaged_database().read() as packaged:
             for readings in (session, packaged):
-                if capture_to_sum(readings, variant, "cuda", launch, model) is not None:
-                    return None
-        return kernels_without_card(replace(variant, compile="default"), data_sheet(kind, model))
+                if capture_to_sum(readings, variant, device_type, launch, model) is not None:
+                    return False
+        if variant.step or not is_gpu_kind(kind) or self.fill == "none":
+            raise kernels_unknown(variant, model)
+        return True
+
+    def _listed(self, variant: Variant, model: str, kind: str) -> Extraction:
+        """The kernels of a compiled forward pass, by the compiler without a card."""
+        multiprocessors = data_sheet(kind, model).multiprocessors
+        return kernels_without_card(replace(variant, compile="default"), multiprocessors)
 
     def why(self, session: Session, variant: Variant) -> Why:
         """Explain the estimated time of a model; raises as `estimate`."""
@@ -171,8 +175,8 @@ class EstimateQuery:
         device_type = device_type_of(kind)
         launch = self.protocol(kind).launch
         stored = capture_to_sum(session, variant, device_type, launch, model)
-        unlisted = self._unlisted(session, variant, model, kind)
-        if unlisted is not None:
+        if self._is_unlisted(session, variant, model, kind):
+            unlisted = self._listed(variant, model, kind)
             needed = unlisted.needed()
             order = [call.tuple_id for call in unlisted.capture.calls]
         elif stored is not None:
@@ -202,7 +206,10 @@ class EstimateQuery:
         predictor: StoredPredictor | TransferredPredictor | None
         predictor, notes = self._stored_predictor(session, model, protocol)
         under = f"{protocol.launch} launch{' with TF32' if self.tf32 else ''}"
-        unfilled = f"there is no predictor for {model} under {under} (`farm predict fit` makes one)"
+        source = "one from readings with TF32" if self.tf32 else "one"
+        unfilled = (
+            f"there is no predictor for {model} under {under} (`farm predict fit` makes {source})"
+        )
         if predictor is None and is_gpu_kind(kind):
             predictor, why = transferred(session, model, self.torch, protocol)
             unfilled, notes = unfilled + why, [*notes, why] if predictor and why else notes
@@ -236,7 +243,7 @@ class EstimateQuery:
                 return sheet
             if sheet or not is_here:
                 raise
-            step = (
+            step = did_you_mean(self.card, data_sheets()) or (
                 f"{error.next_step} Without readings, a card needs a data sheet: "
                 f"{', '.join(data_sheets())}."
             )

@@ -77,6 +77,12 @@ class PredictedValue:
         high = None if self.high is None else self.high * factor
         return PredictedValue(self.value * factor, low, high)
 
+    def at_least(self, bound: float) -> PredictedValue:
+        """Return the value and its interval without the part below a bound."""
+        if self.low is None or self.high is None:
+            return PredictedValue(max(self.value, bound))
+        return PredictedValue(*(max(each, bound) for each in (self.value, self.low, self.high)))
+
 
 @dataclass(frozen=True)
 class PredictedCost:

@@ -97,6 +97,9 @@ def side_by_side(offers: Sequence[Offer]) -> RenderableType:
     heads += [">time", f">{percent(level, 0)} interval", ">width", ">energy", ">interval"]
     if of_tokens:
         heads.append(">tokens/s")
+    compiles = any(estimate.gain for estimate in estimates)
+    if compiles:
+        heads += _GAIN_HEADS
     heads += ["fits into\none card (need)", ">measured\nshare"]
     if priced:
         heads.append(f">price of a million\n{offers[0].counted}")
@@ -112,6 +115,8 @@ def side_by_side(offers: Sequence[Offer]) -> RenderableType:
         cells.insert(-2, time.width or NOTHING)
         if of_tokens:
             cells.append(count_of(estimate.per_token.tokens_per_s, "").strip())
+        if compiles:
+            cells += _gain_cells(estimate, level)
         cells += [_fits(estimate), percent(_measured(estimate))]
         if priced:
             cells.append(_price(offer))
@@ -129,7 +134,7 @@ def side_by_side(offers: Sequence[Offer]) -> RenderableType:
             "If a model needs several cards, the time is for one card with enough memory; a price "
             "is that of all cards for this time."
         )
-    table = ruled(heads, rows, drops=["interval"])
+    table = ruled(heads, rows, drops=["interval", *(_GAIN_DROPS if compiles else ())])
     lines = [Text(f"  {note}") for note in dict.fromkeys(notes)]
     title = "on several cards" if len(titles) > 1 else titles[0]
     return Group(Text(title, style="bold"), table, *lines)
@@ -181,6 +186,25 @@ def _cost_lines(estimate: Estimate, level: float) -> dict[str, str]:
     if estimate.whole and estimate.missing:
         lines["sum of parts"] = _both(*estimate.sum_at(level))
     return lines
+
+
+#: Of the columns of `_gain_cells`.
+_GAIN_HEADS = (">gain", ">time without\n--compile", ">roofline")
+#: Those that a narrow terminal drops, the least important first.
+_GAIN_DROPS = ("roofline", "time without --compile")
+
+
+def _gain_cells(estimate: Estimate, level: float) -> tuple[str, ...]:
+    """The lines `gain` and `bounds` as cells: `1.4 times (1.2 to 1.7)`, and two times."""
+    gain = estimate.gain
+    if gain is None:
+        return (NOTHING,) * len(_GAIN_HEADS)
+    roofline, eager = quantity(gain.roofline_us, TIME), gain.eager_time
+    faster = gain.faster(estimate.time_at(level))
+    if eager is None or faster is None:
+        return NOTHING, NOTHING, roofline
+    ends = "" if faster.low is None else f" ({faster.low:.2g} to {faster.high:.2g})"
+    return f"{faster.value:.2g} times{ends}", quantity(eager.value, TIME), roofline
 
 
 def _gain(gain: CompileGain, compiled: PredictedValue) -> str:
@@ -417,6 +441,7 @@ def curve(found: Sequence[Estimate]) -> RenderableType:
         [estimate for estimate in found if not estimate.complete],
     )
     too_large = too_large_from(found)
+    compiles = any(estimate.gain for estimate in found)
     rows = []
     for estimate in found:
         *cells, measured_share = _row(estimate.title, estimate, level)
@@ -431,9 +456,11 @@ def curve(found: Sequence[Estimate]) -> RenderableType:
         predicted_share = (
             percent(1 - _measured(estimate)) if estimate.shares or estimate.whole else NOTHING
         )
-        rows.append((*cells, *tokens, measured_share, predicted_share, *cards))
+        gains = _gain_cells(estimate, level) if compiles else ()
+        rows.append((*cells, *tokens, *gains, measured_share, predicted_share, *cards))
     *heads, measured_head = _heads(level)
     heads += [">tokens/s"] if found[0].per_token.tokens else []
+    heads += _GAIN_HEADS if compiles else ()
     heads += [
         measured_head,
         ">predicted share",
@@ -447,7 +474,7 @@ def curve(found: Sequence[Estimate]) -> RenderableType:
     notes += _left_out(found)
     if too_large:
         notes.append(f"From {too_large.title} on: memory {_memory(too_large)}.")
-    table = ruled(heads, rows, drops=["interval"])
+    table = ruled(heads, rows, drops=["interval", *(_GAIN_DROPS if compiles else ())])
     return Group(
         Text(f"on {found[0].card_model}", style="bold"),
         table,

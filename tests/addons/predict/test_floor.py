@@ -6,7 +6,7 @@ import pytest
 import sqlalchemy
 from sqlmodel import select
 
-from farm.addons.predict.floor import above_floor, floor_us
+from farm.addons.predict.floor import above_floor, floor_us, sum_of_floors_us
 from farm.addons.predict.stored_predictor import (
     CallPrediction,
     PredictedCost,
@@ -41,6 +41,30 @@ def test_operands_that_fit_in_the_cache_need_no_memory():
     assert floor_us(H100, addition) == 0
     large = dataclasses.replace(addition, bytes_moved=4 << 30)
     assert floor_us(H100, large) == pytest.approx(((4 << 30) - 52428800) / 3.35e12 * 1e6)
+
+
+def linear(calls=1, kind="module"):
+    """A product of one token with 117 MB of weights, as in the decode of a language model."""
+    activation = {"shape": [1, 1, 4096], "dtype": "bfloat16", "role": "activation"}
+    weight = {"shape": [14336, 4096], "dtype": "bfloat16", "role": "parameter"}
+    weight_bytes = 2 * 4096 * 14336
+    spec = {"kind": kind, "tensors": [activation, weight]}
+    moved_bytes = weight_bytes + 2 * (4096 + 14336)
+    flops = 2 * 4096 * 14336
+    return NeededTuple("id", "Linear", "Linear", flops, moved_bytes, {"": calls}, spec)
+
+
+def test_all_weights_come_from_memory_however_large_the_cache_is():
+    weight_us = 2 * 4096 * 14336 / 300e9 * 1e6
+    assert floor_us("L4", linear()) == pytest.approx(weight_us)  # 391 us
+    assert floor_us("RTX 4090", linear()) == pytest.approx(weight_us * 300 / 1008)
+    assert sum_of_floors_us("L4", [linear(calls=64)]) == pytest.approx(64 * weight_us)
+
+
+def test_a_generated_kernel_may_read_a_part_of_a_weight():
+    cached_us = 48 * 2**20 / 300e9 * 1e6
+    kernel = linear(kind="kernel")
+    assert floor_us("L4", kernel) == pytest.approx(kernel.bytes_moved / 300e9 * 1e6 - cached_us)
 
 
 def test_an_unknown_card_has_no_floor():

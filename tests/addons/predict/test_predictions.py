@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 
 import pytest
 from sqlmodel import select
 
-from farm.addons.predict import call_features, stored_predictor
+from farm.addons.predict import call_features, compiled_models, stored_predictor
 from farm.addons.predict.calibration import Calibration
 from farm.addons.predict.estimating import estimate
 from farm.addons.predict.next_measurements import plan
@@ -614,8 +615,9 @@ def test_a_card_that_cannot_be_predicted_is_refused_with_a_next_step(transferred
         ),
         (
             ("B200", "--tf32"),
-            "there is no predictor for B200 under graph launch with TF32",
-            "Measure the model",
+            "there is no predictor for B200 under graph launch with TF32 (`farm predict fit` makes "
+            "one from readings with TF32)",
+            "Estimate it without --tf32, which needs no card. Measure the model",
         ),
     ):
         said = transferred(*MODEL[:-1], *words)
@@ -655,6 +657,31 @@ def test_readings_of_a_database_that_is_not_that_of_the_settings_calibrate_too(
     assert found.transfer["readings"] > 5
 
 
+def test_compiled_models_beside_each_other_have_columns_of_their_gain(own):
+    sizes = ("estimate", "resnet18", "-b", "2,3", "--input-size", "64", "--compile")
+    for words in ((*sizes, "--card", "H200"), (*MODEL[:-1], "H200,H100", "--compile")):
+        said = " ".join(own(*words).stdout.split())
+        assert "gain" in said
+        assert "time without" in said
+        assert "roofline" in said
+        assert len(re.findall(r"[\d.]+ times \([\d.]+ to [\d.]+\)", said)) == 2
+
+
+def test_cards_with_as_many_multiprocessors_share_the_list_of_kernels(own):
+    compiled_models.kernels_without_card.cache_clear()
+    own(*MODEL[:-1], "H200,H100,H100 NVL", "--compile")
+    assert compiled_models.kernels_without_card.cache_info().misses == 1
+
+
+def test_a_compiled_training_step_is_refused_before_any_work(own, monkeypatch):
+    monkeypatch.setattr(EstimateQuery, "predictor", None)
+    said = own(*MODEL, "--compile", "--step", "training")
+    assert (said.code, said.stdout) == (2, "")
+    assert "no NVIDIA H200 has compiled it" in said.stderr
+    eager = "farm estimate resnet18 --batch 2 --input-size 64 --step training --optimizer sgd"
+    assert f"`{eager} --why`" in said.stderr
+
+
 def test_a_compiled_model_that_no_card_has_compiled_is_predicted_with_its_gain(own):
     found = json.loads(own(*MODEL, "--compile", "--json").stdout)
     assert (found["complete"], found["whole_time_us"], found["basis"]) == (True, None, "sum")
@@ -683,5 +710,7 @@ def test_a_compiled_model_that_no_card_has_compiled_is_predicted_with_its_gain(o
 
     refused = own(*MODEL, "--compile", "--fill", "none")
     assert "no NVIDIA H200 has compiled it" in refused.stderr
+    eager = "farm estimate resnet18 --batch 2 --input-size 64"
+    assert f"of the eager model: `{eager} --why`." in refused.stderr
     explained = json.loads(own(*MODEL, "--compile", "--why", "--json").stdout)
     assert "fusion" not in {cause["topic"] for cause in explained["causes"]}
