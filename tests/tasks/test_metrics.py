@@ -23,6 +23,7 @@ from farm.store import tables
 from farm.store.database import database_now
 from farm.types.protocol import Software
 from tasks import metrics, supervisor
+from tasks.app import configure
 from tasks.metrics import FarmCollector, serve
 from tests import planned, slow
 from tests.farms import ROOT, TIMEOUT_S, running
@@ -261,6 +262,7 @@ def test_what_the_doctor_would_find_is_counted_and_not_at_every_scrape(
 ):
     url = database.url.render_as_string(hide_password=False)
     current = Settings(database_url=url, broker_url=broker.url)
+    configure(current)
     planned.register(database, 0, 1)
     cards.quarantine(database, "SIM-1", "it is hot")
     stopped = subprocess.Popen(["sleep", "60"])
@@ -287,6 +289,7 @@ def test_what_the_doctor_would_find_is_counted_and_not_at_every_scrape(
             assert client.info("commandstats")["cmdstat_multi"]["calls"] == calls
         finally:
             client.config_set("min-replicas-to-write", 0)
+            configure(Settings())
             stopped.kill()
             stopped.wait()
 
