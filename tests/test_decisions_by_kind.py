@@ -36,6 +36,7 @@ EXCEPTIONS = {
     "farm/addons/memory/slow_costs.py": (1, "only an overload of aten has a schema of its writes"),
     "farm/addons/predict/call_features.py": (1, "reads the JSON of a tuple, which may be foreign"),
     "farm/addons/predict/compiled_predictor.py": (1, "the conditions of SQL: calls of libraries"),
+    "farm/addons/predict/floor.py": (1, "reads the JSON of a tuple, which may be foreign"),
     "farm/addons/predict/kernel_rules.py": (1, "reads the JSON of a tuple, which may be foreign"),
     "farm/exchange/import_rows.py": (2, "checks a foreign row before it is a record"),
     "farm/jobs/card_checks.py": (1, "the conditions of SQL: a check is a job without a model"),

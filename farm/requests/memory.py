@@ -175,7 +175,12 @@ def memory_need(
 
 def pass_memory(variant: Variant, card_bytes: int, largest_call_bytes: int) -> MemoryNeed:
     """Compute the memory that one forward pass needs, whether it fits or not. Builds the model on
-    the meta device. Raises as `memory_need`."""
+    the meta device. Raises as `memory_need`, and `UsageError` for a training step."""
+    if variant.step:
+        raise UsageError(
+            "This is the memory of a forward pass, not of a training step.",
+            "See `farm memory`, or `farm.fits` in Python.",
+        )
     memory = _memory_of_one(dataclasses.replace(variant, batch=1))
     cache_bytes = 0
     # a prefill fills a cache with the length of the prompt

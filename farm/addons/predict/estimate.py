@@ -201,10 +201,10 @@ class Estimate:
 
     def with_memory(self) -> Estimate:
         """The estimate of a forward pass with the memory that it needs, also if that is certainly
-        less than the card has. Builds the model on the meta device; if that is impossible, the
-        estimate stays as it is."""
+        less than the card has. Builds the model on the meta device; if that is impossible, or for a
+        training step, the estimate stays as it is."""
         need = self.memory
-        if need is None or need.needed_bytes is not None or self.variant.step:
+        if need is None or need.needed_bytes is not None:
             return self
         with contextlib.suppress(FarmError):
             of_pass = pass_memory(self.variant, need.card_bytes, self.largest_call_bytes)
