@@ -104,7 +104,7 @@ def test_kill_9_of_one_process_of_a_group(farm_of_cards, victim):
     hurt, cards = farm_of_cards
     # The ranks do not depend on the worker of a peer. The group ends when that worker starts again
     # or counts as lost.
-    job_id = hurt.submit(["slow"], 8.0 if victim == "worker of a peer" else 4.0, cards=cards)
+    job_id = hurt.submit(["slow"], 8.0, cards=cards)  # longer than it takes to find the processes
     alone = hurt.submit([""] * 4)
     hurt.in_work(job_id)  # a process that dies before the claim costs no attempt
     processes = in_work(hurt, cards)
