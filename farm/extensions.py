@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from farm.errors import SettingsError, UsageError
@@ -113,22 +113,27 @@ def offload() -> Any:
 def result_pages(option: str) -> Any:
     """Return the module that writes pages, a `farm.report.pages.ResultPages`. Raises `UsageError`,
     which names the option, if no add-on has one."""
-    modules = [add_on.pages for add_on in add_ons().values() if add_on.pages]
-    if not modules:
-        raise UsageError(
-            f"{option} needs the add-on 'pages', which is not installed.",
-            f"Omit {option}, or install the farm again with all its files.",
-        )
-    return importlib.import_module(modules[0])
+    return _first_module((add_on.pages for add_on in add_ons().values()), "pages", option)
 
 
 def card_checks(option: str) -> Any:
     """Return the module that checks cards, a `farm.jobs.card_checks.CardChecks`. Raises
     `UsageError`, which names the option, if no add-on has one."""
-    modules = [add_on.card_checks for add_on in add_ons().values() if add_on.card_checks]
+    return _first_module((add_on.card_checks for add_on in add_ons().values()), "check", option)
+
+
+def _first_module(places: Iterable[str], name: str, option: str) -> Any:
+    """Import the first module that an add-on offers. Raises `UsageError` if there is none.
+
+    Args:
+        places: of each add-on, the name of its module; "" if it offers none.
+        name: of the add-on that comes with the farm.
+        option: what needs the module, for the message.
+    """
+    modules = list(filter(None, places))
     if not modules:
         raise UsageError(
-            f"{option} needs the add-on 'check', which is not installed.",
+            f"{option} needs the add-on '{name}', which is not installed.",
             f"Omit {option}, or install the farm again with all its files.",
         )
     return importlib.import_module(modules[0])

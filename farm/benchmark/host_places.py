@@ -7,8 +7,8 @@ the order of the model, with its weights and the lifetimes of its tensors
 for the first run, and the first run has left them for the second. The difference is the time that
 the place in the model adds to a loop on warm data. Before each run its inputs are written again, as
 in a loop. Little Python runs between the calls: the objects of a player would fill the cache of the
-core. The clock is the CPU time of this thread, and
-the fastest replays count, as for passes (`farm.benchmark.host_clock`)."""
+core. The clock is the CPU time of this thread, and the fastest replays count, as for passes
+(`farm.benchmark.host_clock`)."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from farm.errors import FarmError, UnsupportedModel, UsageError, told
 from farm.models.card_questions import without_context
+from farm.types.card_kind import ASSUMED_CAPABILITY
 from farm.types.protocol import QUANTIZE_SCHEMES, Variant
 
 if TYPE_CHECKING:
@@ -28,8 +29,6 @@ INSTALL = "pip install 'operator-farm[quantization]'"
 #: descent). How a model is compiled is the choice of the variant.
 _COMPILER_AS_IT_IS = {"set_inductor_config": False}
 _GROUP = 128  # weights that share a scale in int4-weights, torchao's default
-#: The compute capability for which a model on meta is built: that of an H100 or H200.
-_PLANNED_CAPABILITY = (9, 0)
 
 
 @dataclass(frozen=True)
@@ -260,7 +259,7 @@ def _as_on_card() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name, answer in (
             ("is_available", True),
-            ("get_device_capability", _PLANNED_CAPABILITY),
+            ("get_device_capability", ASSUMED_CAPABILITY),
         ):
             function = functools.partial(_answer, answer)
             stack.enter_context(replaced(torch.cuda, name, function))

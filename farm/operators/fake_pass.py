@@ -52,6 +52,7 @@ from torch.utils._pytree import tree_map_only
 from farm.subjects.allow_list import LEAF_CLASSES
 from farm.subjects.collective_calls import local_part
 from farm.subjects.encoding import DescribedCall, storage_key, tensors_in, written_tensors
+from farm.types.card_kind import ASSUMED_CAPABILITY
 from farm.types.replacement import replaced
 from farm.types.tensor_kinds import (
     WRAPPERS,
@@ -76,8 +77,6 @@ STANDS_FOR_A_CARD = "cpu:0"
 _FAKE_DEVICE: Any = FakeTensor.__dict__["device"]
 #: The device that a model sees in such a pass.
 _SHOWN_CARD = torch.device("cuda", 0)
-#: The compute capability that a model sees: that of an H100 or H200.
-_SHOWN_CAPABILITY = (9, 0)
 #: Functions that tell the device of a tensor -> their answer for a tensor on a card.
 _ANSWERS: dict[Any, Any] = {
     torch.Tensor.device.__get__: _SHOWN_CARD,  # type: ignore[attr-defined]
@@ -331,7 +330,7 @@ class FakeTensors:
             return _SHOWN_CARD if is_shown and _is_code_of_model() else actual
 
         def capability(device: Any = None) -> tuple[int, int]:
-            return _SHOWN_CAPABILITY
+            return ASSUMED_CAPABILITY
 
         begin_autocast = torch.autocast.__init__
 

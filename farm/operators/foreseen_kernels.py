@@ -41,10 +41,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from farm.errors import CaptureError
 from farm.operators.compiled import CompiledPass
 from farm.operators.compiler import CompiledModel, Kernel, triton_kernel, without_card
+from farm.types.card_kind import ASSUMED_CAPABILITY
 from farm.types.replacement import replaced
 
-#: Compute capability that the compiler sees: that of an H100 or H200.
-_CAPABILITY = (9, 0)
 #: Of a multiprocessor: registers, threads; of a block: threads; of a warp: threads.
 _REGISTERS, _THREADS, _BLOCK_THREADS, _WARP_THREADS = 65536, 2048, 1024, 32
 #: Index of a kind of device in PyTorch's table of guards (`c10::DeviceType`), and the table's size.
@@ -95,7 +94,7 @@ class ForeseenPass(CompiledPass):
     """A pass of a compiled model on fake tensors; `foreseen` is active.
 
     Example:
-        with foreseen(sheet, attention), fake_mode, Unwritten(), torch.no_grad():
+        with foreseen(132, attention), fake_mode, Unwritten(), torch.no_grad():
             captured = ForeseenPass(model, inputs, device, mode="default", cached=False).capture()
     """
 
@@ -150,8 +149,8 @@ def foreseen(multiprocessors: int, attention: Attention) -> Iterator[None]:
     card = SimpleNamespace(
         name="",
         gcnArchName="",
-        major=_CAPABILITY[0],
-        minor=_CAPABILITY[1],
+        major=ASSUMED_CAPABILITY[0],
+        minor=ASSUMED_CAPABILITY[1],
         multi_processor_count=multiprocessors,
         regs_per_multiprocessor=_REGISTERS,
         max_threads_per_multi_processor=_THREADS,
@@ -187,7 +186,7 @@ def foreseen(multiprocessors: int, attention: Attention) -> Iterator[None]:
         (CudaInterface, "is_bf16_supported", staticmethod(lambda *_, **__: True)),
         (CudaInterface, "current_device", staticmethod(lambda: 0)),
         (torch.cuda, "get_device_properties", properties),
-        (torch.cuda, "get_device_capability", lambda *_: _CAPABILITY),
+        (torch.cuda, "get_device_capability", lambda *_: ASSUMED_CAPABILITY),
         (torch.cuda, "current_device", lambda: 0),
         (torch.cuda, "set_device", lambda _: None),
         (torch.cuda, "_lazy_init", lambda: None),

@@ -9,6 +9,9 @@ from farm.types.protocol import Launch
 CardKind = Literal["cuda", "cpu", "simulated"]
 DeviceType = Literal["cuda", "cpu"]
 
+#: Compute capability of the card for which a model is captured or compiled without a card: that of
+#: an H100 or H200.
+ASSUMED_CAPABILITY = (9, 0)
 #: Beginning of a card's id -> its kind. All other ids are those of GPUs.
 _KIND_BY_PREFIX: dict[str, CardKind] = {"SIM-": "simulated", "CPU-": "cpu"}
 
