@@ -36,7 +36,6 @@ EXCEPTIONS = {
     "farm/addons/memory/slow_costs.py": (1, "only an overload of aten has a schema of its writes"),
     "farm/addons/predict/call_features.py": (1, "reads the JSON of a tuple, which may be foreign"),
     "farm/addons/predict/compiled_predictor.py": (1, "the conditions of SQL: calls of libraries"),
-    "farm/addons/predict/floor.py": (1, "reads the JSON of a tuple, which may be foreign"),
     "farm/addons/predict/kernel_rules.py": (1, "reads the JSON of a tuple, which may be foreign"),
     "farm/exchange/import_rows.py": (2, "checks a foreign row before it is a record"),
     "farm/jobs/card_checks.py": (1, "the conditions of SQL: a check is a job without a model"),
@@ -47,6 +46,7 @@ EXCEPTIONS = {
     "farm/types/data_sheets.py": (1, "the sheet of a CPU is not found by its model"),
     "farm/types/protocol.py": (1, "`Subject.whole`"),
     "farm/types/request.py": (1, "`OfJobKind.is_sweep`"),
+    "farm/types/tuple.py": (1, "`NeededTuple.is_kernel`, of JSON that may be foreign"),
 }
 
 

@@ -342,6 +342,11 @@ class NeededTuple:
     mismatch: str = ""
 
     @property
+    def is_kernel(self) -> bool:
+        """True for a kernel that the compiler generated; its JSON may be foreign."""
+        return self.spec.get("kind") == "kernel"
+
+    @property
     def all_calls(self) -> int:
         return sum(self.calls.values())
 

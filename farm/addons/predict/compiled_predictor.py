@@ -20,7 +20,7 @@ from sqlmodel import Session
 
 from farm.addons.predict.estimate import sum_of
 from farm.addons.predict.families import model_family, operator_family
-from farm.addons.predict.generated_kernels import KERNEL, LearnedKernels, Work
+from farm.addons.predict.generated_kernels import LearnedKernels, Work
 from farm.addons.predict.stored_predictor import (
     CallPrediction,
     PredictedCost,
@@ -165,16 +165,14 @@ class CompiledPredictor:
 
     def predict(self, tuples: Sequence[NeededTuple], model: Sequence[NeededTuple]) -> Predictions:
         """See `StoredPredictor.predict`."""
-        of_libraries = [entry for entry in tuples if not is_kernel(entry)]
-        libraries = self._libraries(
-            of_libraries, [entry for entry in model if not is_kernel(entry)]
-        )
-        kernels = [entry for entry in tuples if is_kernel(entry)]
+        of_libraries = [entry for entry in tuples if not entry.is_kernel]
+        libraries = self._libraries(of_libraries, [entry for entry in model if not entry.is_kernel])
+        kernels = [entry for entry in tuples if entry.is_kernel]
         costs = [self._kernel(entry) for entry in kernels]
 
         of_library = iter(libraries.calls)
         of_kernel = iter(costs)
-        calls = [next(of_kernel if is_kernel(entry) else of_library) for entry in tuples]
+        calls = [next(of_kernel if entry.is_kernel else of_library) for entry in tuples]
         parts = [*([libraries.total] if of_libraries else []), *self._sums(kernels, costs)]
         time_us = sum_of([part.time_us for part in parts])
         assert time_us is not None
@@ -239,11 +237,6 @@ class CompiledPredictor:
         return [
             PredictedCost(time, PredictedValue.around(energy_mj, self.learned.sum_energy_error))
         ]
-
-
-def is_kernel(entry: NeededTuple) -> bool:
-    """True for a generated kernel; False for a call of a library."""
-    return entry.spec.get("kind") == KERNEL
 
 
 def _width_us(call: CallPrediction) -> float:

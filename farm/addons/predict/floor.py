@@ -92,7 +92,7 @@ def floor_us(card_model: str, call: NeededTuple, *, tf32: bool = False) -> float
 
 def _cold_bytes(call: NeededTuple) -> int:
     """Return the bytes of a call's weights, all of which come from memory."""
-    if call.spec.get("kind") == "kernel":
+    if call.is_kernel:
         return 0
     return min(call.bytes_of("parameter"), call.bytes_moved)
 
