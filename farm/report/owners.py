@@ -72,7 +72,8 @@ def owners(
     )
     line_of = {line.subject.operator_id: line for line in lines if line.subject.data == data}
     groups: dict[tuple[str, str], CostGroup] = defaultdict(CostGroup)
-    for owner, part, operator_id, count in session.exec(query):
+    # In a fixed order: a sum of the same numbers in another order has other last digits.
+    for owner, part, operator_id, count in sorted(session.exec(query).all()):
         line = line_of.get(operator_id)
         if line is None:
             groups[owner, part].add_unknown(count)
