@@ -123,9 +123,10 @@ class CompileGain:
     def to_json(self, compiled: PredictedValue) -> dict[str, Any]:
         """Plain JSON with units in the key names."""
         eager = self.eager
+        time_us, energy_mj = (eager.time_us, eager.energy_mj) if eager else (None, None)
         return {
-            **interval_json("eager_time", "us", eager.time_us if eager else None),
-            **interval_json("eager_energy", "mj", eager.energy_mj if eager else None),
+            **interval_json("eager_time", "us", time_us),
+            **interval_json("eager_energy", "mj", energy_mj),
             "eager_is_measured": self.eager_is_measured,
             "roofline_us": self.roofline_us,
             **interval_json("faster", "times", self.faster(compiled)),
