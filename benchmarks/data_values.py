@@ -146,7 +146,7 @@ def layers(
     from farm.types.value_profiles import class_of
 
     subject = Subject("variant", variant.id, variant.to_json())
-    observed, _ = verification.verify(subject, protocol, bench.torch_device, None)
+    observed = verification.verify(subject, protocol, bench.torch_device, None).observed
     assert observed is not None
     counts = Counter(call["tuple_id"] for call in observed["calls"])
     paths = {call["tuple_id"]: call["module_path"] for call in reversed(observed["calls"])}

@@ -19,15 +19,6 @@ A = TypeVar("A", covariant=True)  # the type of the answer
 
 
 @dataclass(frozen=True)
-class Verified:
-    """The result of a verification of a variant on the card."""
-
-    # the capture on the card, as JSON, if it differs from the prediction
-    observed: dict[str, Any] | None
-    verification: Verification
-
-
-@dataclass(frozen=True)
 class ProcessRequest(Generic[A]):
     """A request with an answer of type `A`."""
 
@@ -63,13 +54,13 @@ class FingerprintRequest(ProcessRequest[dict[str, Any]]):
 
 
 @dataclass(frozen=True)
-class VerifyRequest(SubjectRequest[Verified]):
+class VerifyRequest(SubjectRequest[Verification]):
     """Compare a variant's tuples on the card with the predicted tuples
     (`farm.benchmark.verification`).
     """
 
     name = "verify"
-    answer = Verified
+    answer = Verification
     doing = "verify the model's operators"
     predicted: Mapping[str, int] | None = None  # tuple id -> calls
 

@@ -75,7 +75,7 @@ def test_wholes_with_host_steps_are_verified_and_measured_as_graphs() -> None:
             answer = process.measure(
                 whole, Protocol(), Stopping(maximum_s=1), predicted=dict(predicted)
             )
-            found = answer.verified.verification
+            found = answer.verification
             assert found is not None
             assert (found.launch, found.not_captured, found.missing, found.unexpected) == (
                 "graph",

@@ -164,6 +164,6 @@ def test_a_benchmark_process_refuses_another_version_and_measures_the_edited_fil
         assert (
             process.measure(
                 subject(versioned(variant)), EAGER, SHORT, predicted={}
-            ).verified.verification.matches
+            ).verification.matches
             is not None
         )
