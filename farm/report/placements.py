@@ -83,10 +83,8 @@ class _PlacedItem:
 
 def placements(results: JobResults) -> tuple[PlacementRow, ...]:
     """Return the placements of a job's tuples: tuples by falling weight, placements in planned
-    order. Empty if the job asked for none.
+    order.
     """
-    if not results.job.asked.get("placements"):
-        return ()
     items = results.items
     protocols = fetch_values(
         results.session, (PROTOCOL.id, PROTOCOL.spec), (item.protocol_id for item in items)

@@ -290,7 +290,8 @@ def build(session: Session, job_id: str) -> Report:
     if variant and capture and capture.id:
         if variant.layers:
             layers = all_layers(results, variant, capture, verdict)
-        rows_of_owners = owners(session, capture.id, tuples, protocol.data)
+        if variant.step:
+            rows_of_owners = owners(session, capture.id, tuples, protocol.data)
         if capture.compiled is not None:
             compiled = job_kernels(session, capture, tuples, results.roofline)
     return Report(
@@ -322,7 +323,7 @@ def build(session: Session, job_id: str) -> Report:
         origin=_imported_from(session, job_id),
         all_layers=layers,
         owners=rows_of_owners,
-        placements=placements(results),
+        placements=placements(results) if request.measures_slow_memory else (),
         compiled=compiled,
         ranks=_ranks(results),
         floor=_floor(results, variant, tuples),

@@ -150,7 +150,7 @@ class Request(ContentAddressed):
                 f"--data {data} does not work with --compile: {why}.",
                 "Omit --data, or give --data copied.",
             )
-        if self.placements != "none":
+        if self.measures_slow_memory:
             why = "the farm cannot put tensors of kernels in slow memory"
             yield (
                 f"--placements does not work with --compile: {why}.",
@@ -175,7 +175,7 @@ class Request(ContentAddressed):
                 )
             if value and self.variant is None:
                 yield f"{option} is about the sum of a model; a sweep has none.", f"Omit {option}."
-            if value and self.placements != "none":
+            if value and self.measures_slow_memory:
                 yield (
                     f"{option} does not work with --placements.",
                     f"Omit {option} or --placements.",
@@ -185,6 +185,11 @@ class Request(ContentAddressed):
                 "--within and --budget both decide how precise the tuples are.",
                 "Give one of them.",
             )
+
+    @property
+    def measures_slow_memory(self) -> bool:
+        """True if its tuples are also measured with some of their tensors in slow memory."""
+        return self.placements != "none"
 
     def as_precise_as(self, other: Request) -> bool:
         """True if readings that this request accepts are precise enough for another request."""
