@@ -25,9 +25,12 @@ from farm.errors import Unmeasurable
 from farm.settings import settings
 from farm.subjects.label import label_of
 from farm.subjects.parsing import parse
+from farm.types.fields import content_id
 from farm.types.figure import value_of
-from farm.types.protocol import Protocol, Stopping, Subject, Variant, content_id
+from farm.types.protocol import Protocol, Stopping
 from farm.types.reading import Reading
+from farm.types.subject import Subject
+from farm.types.variant import Variant
 
 
 def main() -> None:

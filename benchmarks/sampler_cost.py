@@ -25,7 +25,9 @@ from farm.settings import settings
 from farm.subjects.label import label_of
 from farm.subjects.parsing import parse
 from farm.types import intervals
-from farm.types.protocol import Protocol, Stopping, Subject, Variant
+from farm.types.protocol import Protocol, Stopping
+from farm.types.subject import Subject
+from farm.types.variant import Variant
 
 
 class Silent(Device):

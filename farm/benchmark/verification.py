@@ -56,7 +56,9 @@ from farm.operators.profiler import (
 )
 from farm.operators.rebuild import rebuild
 from farm.subjects.label import label_of
-from farm.types.protocol import Protocol, Subject, Variant
+from farm.types.protocol import Protocol
+from farm.types.subject import Subject
+from farm.types.variant import Variant
 from farm.types.verification import Eagerly, InModelTimes, Launches, OtherCalls, Verification
 
 _log = logging.getLogger(__name__)

@@ -35,8 +35,10 @@ from farm.devices.lock import host_lock
 from farm.errors import CardBusy, HostBusy, SettingsError, Unmeasurable
 from farm.settings import START_TIMEOUT_S, environment_of_children, settings
 from farm.types.card_kind import is_gpu_id
-from farm.types.protocol import OnPhase, Protocol, Software, Stopping, Subject
+from farm.types.protocol import OnPhase, Protocol, Stopping
 from farm.types.reading import Reading
+from farm.types.software import Software
+from farm.types.subject import Subject
 from farm.types.verification import Verification
 
 A = TypeVar("A")

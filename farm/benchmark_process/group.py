@@ -24,9 +24,11 @@ from farm.settings import START_TIMEOUT_S
 from farm.settings.shared_files import TemporaryFolder, remove_left
 from farm.subjects.parsing import parse
 from farm.subjects.registry import kind_of
-from farm.types.protocol import OnPhase, Protocol, Software, Stopping, Subject
+from farm.types.protocol import OnPhase, Protocol, Stopping
 from farm.types.rank_readings import of_ranks
 from farm.types.reading import Reading
+from farm.types.software import Software
+from farm.types.subject import Subject
 from farm.types.verification import Verification
 
 POLL_S = 0.02

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 from farm.types.fields import adapter
-from farm.types.protocol import Protocol, Stopping, Subject
+from farm.types.protocol import Protocol, Stopping
 from farm.types.reading import Reading
+from farm.types.subject import Subject
 from farm.types.verification import Verification
 
 A = TypeVar("A", covariant=True)  # the type of the answer

@@ -68,8 +68,10 @@ from farm.extensions import handlers as handlers_of_add_ons
 from farm.extensions import offload
 from farm.settings import die_with_parent, settings
 from farm.training.version import check_version, model_revision
-from farm.types.protocol import OnPhase, Software, Subject
+from farm.types.protocol import OnPhase
 from farm.types.reading import Reading
+from farm.types.software import Software
+from farm.types.subject import Subject
 from farm.types.tokens import Tokens, hold_tokens
 from farm.types.verification import Verification
 

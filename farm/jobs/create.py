@@ -27,8 +27,8 @@ from farm.store import captures, content, tables
 from farm.store.database import Database, locked
 from farm.store.tables import Job, JobState
 from farm.types.format import plural
-from farm.types.protocol import Variant
 from farm.types.request import Request
+from farm.types.variant import Variant
 from farm.verdict.aggregate import next_operators
 from farm.verdict.job_results import unscoped_parts
 

@@ -46,7 +46,7 @@ from farm.store.database import Database
 from farm.store.tables import CardState, Item
 from farm.types.card_kind import is_cpu_id
 from farm.types.error_counters import ERROR_COUNTERS
-from farm.types.protocol import Software
+from farm.types.software import Software
 from farm.types.verification import Verification
 
 log = logging.getLogger("farm.worker")

@@ -25,10 +25,11 @@ from farm.store.tables import CardRow, Job
 from farm.subjects.parsing import parse
 from farm.types.deciding import declared_operators, lacks_values
 from farm.types.fields import content_id
-from farm.types.protocol import Protocol, Variant
+from farm.types.protocol import Protocol
 from farm.types.request import Request
 from farm.types.tuple import Cost, NeededTuple, OperatorTuple
 from farm.types.value_profiles import class_of
+from farm.types.variant import Variant
 from farm.types.verification import Verification
 
 if TYPE_CHECKING:

@@ -22,15 +22,9 @@ from farm.types.fields import (
     first_problem,
     original,
 )
-from farm.types.protocol import (
-    IMAGE_PX,
-    PLACEMENTS,
-    QUICK,
-    Placements,
-    Protocol,
-    Stopping,
-    Variant,
-)
+from farm.types.placement import PLACEMENTS, Placements
+from farm.types.protocol import QUICK, Protocol, Stopping
+from farm.types.variant import IMAGE_PX, Variant
 
 Reuse = Literal["model", "card", "imported", "none"]
 # `Sweep.operator` of the packaged lists of tuples: those that calibrate predictions for a card, and

@@ -25,7 +25,8 @@ from farm.settings import settings
 from farm.store import tables
 from farm.store.database import read_clock_s
 from farm.types.deciding import lacks_values
-from farm.types.protocol import Protocol, Stopping, Subject
+from farm.types.protocol import Protocol, Stopping
+from farm.types.subject import Subject
 from farm.types.verification import Verification
 from tests import slow
 from tests.operators.routed import routed

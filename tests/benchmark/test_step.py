@@ -13,7 +13,8 @@ from farm.models import catalog
 from farm.training.capture import capture_step
 from farm.training.extract import build_step, extract
 from farm.training.tensor_lifetime import allocated_peak_bytes
-from farm.types.protocol import Protocol, Subject
+from farm.types.protocol import Protocol
+from farm.types.subject import Subject
 
 CPU = torch.device("cpu")
 EAGERLY = Protocol(launch="eager")

@@ -11,7 +11,9 @@ import torch
 
 from farm.benchmark.verification import verify
 from farm.settings import settings
-from farm.types.protocol import Protocol, Subject, Variant
+from farm.types.protocol import Protocol
+from farm.types.subject import Subject
+from farm.types.variant import Variant
 from tests.benchmark.asking import capturing, record
 
 CPU = torch.device("cpu")

@@ -28,7 +28,9 @@ from farm.benchmark_process.requests import FingerprintRequest, SubjectRequest
 from farm.devices.lock import host_lock
 from farm.errors import Unmeasurable
 from farm.settings import START_TIMEOUT_S, settings
-from farm.types.protocol import Protocol, Stopping, Subject, content_id
+from farm.types.fields import content_id
+from farm.types.protocol import Protocol, Stopping
+from farm.types.subject import Subject
 from farm.types.verification import Verification
 
 CARD = "SIM-here-0"

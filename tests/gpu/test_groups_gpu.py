@@ -24,8 +24,9 @@ from farm.subjects.collective_calls import collective_tuple
 from farm.training.extract import extract
 from farm.training.version import versioned
 from farm.types.collective import COLLECTIVES
-from farm.types.protocol import Protocol, Stopping, Subject
+from farm.types.protocol import Protocol, Stopping
 from farm.types.reading import Reading
+from farm.types.subject import Subject
 
 
 def pids_of(group):

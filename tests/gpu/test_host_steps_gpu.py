@@ -17,7 +17,8 @@ from farm.models import catalog
 from farm.settings import settings
 from farm.training.extract import extract
 from farm.types.details import Details
-from farm.types.protocol import Protocol, Stopping, Subject
+from farm.types.protocol import Protocol, Stopping
+from farm.types.subject import Subject
 from farm.types.tuple import OperatorTuple, TensorSpec
 from tests.benchmark.operators import subject
 from tests.benchmark.test_host_steps import Waiting

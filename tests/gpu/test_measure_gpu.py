@@ -16,7 +16,9 @@ from farm.benchmark_process.client import BenchmarkProcess
 from farm.devices.host import discover, open_device
 from farm.errors import Unmeasurable
 from farm.settings import settings
-from farm.types.protocol import Protocol, Stopping, Subject, Variant
+from farm.types.protocol import Protocol, Stopping
+from farm.types.subject import Subject
+from farm.types.variant import Variant
 from tests.benchmark.operators import linear, relu_in_place
 from tests.gpu import NEEDS_A_CARD
 

@@ -12,7 +12,9 @@ from farm.benchmark.bench import Bench
 from farm.benchmark_process.client import BenchmarkProcess
 from farm.devices.host import discover, open_device
 from farm.settings import settings
-from farm.types.protocol import Protocol, Stopping, Subject, Variant
+from farm.types.protocol import Protocol, Stopping
+from farm.types.subject import Subject
+from farm.types.variant import Variant
 from farm.verdict.cost_line import CostLine, TupleView
 from farm.verdict.kernel_audit import audit_kernels
 from tests.gpu import NEEDS_A_CARD

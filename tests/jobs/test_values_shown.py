@@ -16,9 +16,10 @@ from farm.operators.captured import CapturedCall
 from farm.report import report
 from farm.store import captures, content, tables
 from farm.types.distribution import segments_of
-from farm.types.protocol import Protocol, Variant
+from farm.types.protocol import Protocol
 from farm.types.request import Request
 from farm.types.tuple import Cost, OperatorTuple, TensorSpec
+from farm.types.variant import Variant
 from farm.types.verification import Verification
 from farm.verdict.figures import NOT_SHOWN
 from tests.planned import claim, complete, items_of
