@@ -62,7 +62,7 @@ def owners(
     session: Session, capture_id: int, lines: Iterable[CostLine], data: str
 ) -> tuple[OwnerRow, ...]:
     """Return the rows of a training step, the most expensive owner first. `data` is the data class
-    of all its calls.
+    of all its calls. Empty for a forward pass: its calls have no owners.
     """
     call = tables.Call
     query = (

@@ -294,8 +294,7 @@ def build(session: Session, job_id: str) -> Report:
     if variant and capture and capture.id:
         if variant.layers:
             layers = all_layers(results, variant, capture, verdict)
-        if variant.step:
-            rows_of_owners = owners(session, capture.id, tuples, protocol.data)
+        rows_of_owners = owners(session, capture.id, tuples, protocol.data)
         if capture.compiled is not None:
             compiled = job_kernels(session, capture, tuples, results.roofline)
     return Report(

@@ -120,7 +120,7 @@ class Request(ContentAddressed):
                 "Omit --data to use standard normal values, or name a value profile: --data "
                 "zeros-50+.",
             )
-        yield from self._problems_of_compiled()
+        yield from self._problems_of_kernels()
         yield from self._problems_of_precision()
         if self.variant is not None and self.protocol.placement:
             problem = "A placement names the tensors of one tuple; a model has many tuples."
@@ -131,10 +131,10 @@ class Request(ContentAddressed):
                 "Give --operators all, auto, or names such as Conv2d,Linear.",
             )
 
-    def _problems_of_compiled(self) -> Iterator[tuple[str, str]]:
-        """What a compiled model cannot be asked for, and what only a compiled one can."""
+    def _problems_of_kernels(self) -> Iterator[tuple[str, str]]:
+        """What a model with generated kernels cannot be asked for, and what only such a model can."""
         data = self.protocol.data
-        if self.variant is None or not self.variant.compile:
+        if self.variant is None or not self.variant.generates_kernels:
             if data == "copied":
                 yield "--data copied needs a compiled model.", "Give --compile, or --data seen."
             return
