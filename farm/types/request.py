@@ -132,7 +132,7 @@ class Request(ContentAddressed):
             )
 
     def _problems_of_kernels(self) -> Iterator[tuple[str, str]]:
-        """What a model with generated kernels cannot be asked for, and what only such a model can."""
+        """What cannot be asked of a model with generated kernels, and what only of such a model."""
         data = self.protocol.data
         if self.variant is None or not self.variant.generates_kernels:
             if data == "copied":

@@ -83,7 +83,6 @@ def dataset(seed: int = 0, rows: int = 40) -> Dataset:
                         Figure(time_us, 0.01 * time_us),
                         Figure(power_w * time_us * 1e-3, 0.02 * power_w * time_us * 1e-3),
                     ),
-                    power_w,
                     0.1,
                     0.05,
                     (),
