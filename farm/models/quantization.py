@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from farm.errors import FarmError, UnsupportedModel, UsageError, told
 from farm.models.card_questions import without_context
 from farm.types.card_kind import ASSUMED_CAPABILITY
-from farm.types.protocol import QUANTIZE_SCHEMES, Variant
+from farm.types.variant import QUANTIZE_SCHEMES, Variant
 
 if TYPE_CHECKING:
     from torch import nn

@@ -28,8 +28,8 @@ from farm.models.resolved import ResolvedModel
 from farm.models.user_code import captured_code
 from farm.operators.capture import capture, predict
 from farm.operators.input_values import channel_dimension
-from farm.types.protocol import Variant
 from farm.types.value_profiles import NORMAL, class_of
+from farm.types.variant import Variant
 
 MOST_PARAMETERS = 250_000_000  # 1 GB in single precision
 MOST_FLOPS = 400e9  # of one run: a few seconds on a few cores

@@ -32,7 +32,7 @@ from farm.addons.predict.tile_roofline import CardRates
 from farm.store.columns import CALL, CAPTURE, OF_TUPLES, OPERATOR, READING, VARIANT
 from farm.store.reuse import sound_readings
 from farm.types.figure import Figure, PassCost, figure_of
-from farm.types.protocol import Software
+from farm.types.software import Software
 from farm.types.tuple import NeededTuple
 
 _COLUMNS = ("subject_id", "time_us", "energy_mj", "flags")

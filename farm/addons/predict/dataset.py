@@ -44,7 +44,9 @@ from farm.subjects.registry import unpredictable_kinds
 from farm.types.details import Details
 from farm.types.fields import Record, adapter, cost_from_json, figure_json
 from farm.types.figure import Figure, PassCost, figure_of
-from farm.types.protocol import Protocol, Software, Variant
+from farm.types.protocol import Protocol
+from farm.types.software import Software
+from farm.types.variant import Variant
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,10 @@ from farm.requests.partial_request import title_of
 from farm.types.fields import figure_json
 from farm.types.figure import Figure, PassCost, value_of
 from farm.types.format import ENERGY, TIME, quantity
-from farm.types.protocol import Protocol, Software, Variant
+from farm.types.protocol import Protocol
+from farm.types.software import Software
 from farm.types.tuple import NeededTuple
+from farm.types.variant import Variant
 from farm.verdict.expectation import Quantity, expected_whole
 from farm.verdict.figures import PerToken
 from farm.verdict.token_floor import TokenFloor, implementation_of

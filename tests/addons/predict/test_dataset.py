@@ -17,7 +17,7 @@ from farm.addons.predict.tile_roofline import card_rates, tile_roofline
 from farm.errors import UsageError
 from farm.store.data_columns import DATASET
 from farm.types.matrix_products import Products
-from farm.types.protocol import Variant
+from farm.types.variant import Variant
 from tests.report import filled
 
 H200 = card_rates("cuda", "NVIDIA H200")
