@@ -19,7 +19,9 @@ from farm.settings import settings
 from farm.subjects.label import label_of
 from farm.subjects.parsing import parse
 from farm.types.figure import value_of
-from farm.types.protocol import Protocol, Stopping, Subject, Variant
+from farm.types.protocol import Protocol, Stopping
+from farm.types.subject import Subject
+from farm.types.variant import Variant
 
 TIMES = 5
 LOOP_S = 10.0

@@ -37,7 +37,8 @@ from farm.subjects import libraries
 from farm.subjects.allow_list import ALLOWED_OPERATORS, ATEN_OVERLOADS, overload_of
 from farm.subjects.parsing import parse
 from farm.training.extract import extract
-from farm.types.protocol import Protocol, Stopping, Subject
+from farm.types.protocol import Protocol, Stopping
+from farm.types.subject import Subject
 from farm.types.tuple import OperatorTuple, TensorSpec
 
 SIZES = (0, 1, 1, 2, 2, 3, 4, 4, 7, 8, 16, 33)

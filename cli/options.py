@@ -296,7 +296,7 @@ class CliOptions:
         """
         from farm.requests import measurement_file
         from farm.requests.partial_request import PartialRequest
-        from farm.types.protocol import FROM_FILE, Variant
+        from farm.types.variant import FROM_FILE, Variant
 
         if not self.models and not self.files:
             raise UsageError(

@@ -32,9 +32,12 @@ from farm.settings import settings
 from farm.store import tables
 from farm.store.captures import classes
 from farm.store.database import Database
-from farm.types.protocol import Protocol, Software, Stopping, Subject, Variant
+from farm.types.protocol import Protocol, Stopping
 from farm.types.request import Request
 from farm.types.roofline import roofline_of
+from farm.types.software import Software
+from farm.types.subject import Subject
+from farm.types.variant import Variant
 
 T = TypeVar("T")
 

@@ -49,10 +49,13 @@ from farm.types.card_kind import device_type_of
 from farm.types.figure import value_of
 from farm.types.format import ENERGY, POWER, TIME, interval
 from farm.types.notebook import table
-from farm.types.protocol import QUICK, Protocol, Software, Stopping, Subject, Variant
+from farm.types.protocol import QUICK, Protocol, Stopping
 from farm.types.reading import Reading
 from farm.types.request import Request
+from farm.types.software import Software
+from farm.types.subject import Subject
 from farm.types.tuple import OperatorTuple
+from farm.types.variant import Variant
 
 if TYPE_CHECKING:
     from torch import nn

@@ -20,7 +20,6 @@ from farm.benchmark_process.client import BenchmarkProcess, CardReading
 from farm.benchmark_process.requests import (
     FingerprintRequest,
     TurnsRequest,
-    Verified,
     VerifyRequest,
 )
 from farm.devices.device import Card
@@ -47,7 +46,8 @@ from farm.store.database import Database
 from farm.store.tables import CardState, Item
 from farm.types.card_kind import is_cpu_id
 from farm.types.error_counters import ERROR_COUNTERS
-from farm.types.protocol import Software
+from farm.types.software import Software
+from farm.types.verification import Verification
 
 log = logging.getLogger("farm.worker")
 
@@ -435,8 +435,8 @@ class ItemDriver:
             self.follow_up(self.retried(items.fail, self.database, claimed, *failure, again=True))
             self.retrying(*failure)
             return None
-        if measured.verified is not None and claimed.capture_id is not None:
-            observed_id = self._store_verified(claimed.capture_id, measured.verified)
+        if measured.verification is not None and claimed.capture_id is not None:
+            observed_id = self._store_verified(claimed.capture_id, measured.verification)
             if observed_id is not None:
                 self.retried(items.drop_not_run, self.database, claimed.job_id, observed_id)
         closed = self._store(claimed, measured)
@@ -473,7 +473,7 @@ class ItemDriver:
         """
         request = VerifyRequest(claimed.subject, claimed.protocol)
         try:
-            verified = self.benchmark.verify(
+            verification = self.benchmark.verify(
                 request, settings().item_timeout_s, partial(self.phase, claimed)
             )
         except (
@@ -483,16 +483,16 @@ class ItemDriver:
             raise Unmeasurable(
                 error.reason, f"{line} {error.next_step}".strip() + f"\n{more}".rstrip()
             ) from error
-        if verified.observed is None:
+        if verification.observed is None:
             raise Unmeasurable(
                 "not_available", "A simulated card cannot compile a model. Choose another card."
             )
         assert claimed.capture_id is not None
-        self._store_verified(claimed.capture_id, verified)
+        self._store_verified(claimed.capture_id, verification)
         self.follow_up(self.retried(items.listed, self.database, claimed))
         return ItemOutcome("listed")
 
-    def _store_verified(self, capture_id: int, verified: Verified) -> int | None:
+    def _store_verified(self, capture_id: int, verification: Verification) -> int | None:
         """Store what the card has shown about a capture; return the id of the observed capture,
         see `store_observed`.
         """
@@ -500,8 +500,7 @@ class ItemDriver:
             store_observed,
             self.database,
             capture_id,
-            verified.observed,
-            verified.verification,
+            verification,
             card_id=self.card_id,
         )
 

@@ -44,9 +44,11 @@ from farm.store.database import (
 )
 from farm.store.reuse import find_readings, satisfies, software_of_groups
 from farm.store.tables import Item, ItemRole, ItemState, Job, JobState
-from farm.types.protocol import Protocol, Stopping, Subject, Variant
+from farm.types.protocol import Protocol, Stopping
 from farm.types.reading import Reading
 from farm.types.request import CARD_CHECK, Request
+from farm.types.subject import Subject
+from farm.types.variant import Variant
 
 
 class DeclineReason(StrEnum):

@@ -20,8 +20,9 @@ from farm.errors import (
 from farm.jobs.items import Claim, FollowUp, complete
 from farm.settings.shared_files import PRIVATE, Folder, UntrustedPath, open_folder
 from farm.store.database import Database
-from farm.types.protocol import Protocol, Stopping, Subject
+from farm.types.protocol import Protocol, Stopping
 from farm.types.reading import Reading
+from farm.types.subject import Subject
 
 log = logging.getLogger("farm.worker")
 

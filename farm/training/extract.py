@@ -41,9 +41,9 @@ from farm.training.step import (
     loss_of,
 )
 from farm.training.tensor_lifetime import least_peak_bytes
-from farm.types.protocol import Variant
 from farm.types.tensor_kinds import bytes_of, is_plain
 from farm.types.tuple import NeededTuple
+from farm.types.variant import Variant
 
 MEASURABLE_ALONE = (
     "Write this part so that its result depends on its arguments only, not on PyTorch's settings."

@@ -20,8 +20,8 @@ from farm.models import catalog
 from farm.models.resolved import ResolvedModel
 from farm.subjects.collective_calls import local_part
 from farm.training.step import blocks_of
-from farm.types.protocol import Variant
 from farm.types.replacement import replaced
+from farm.types.variant import Variant
 
 
 @contextlib.contextmanager

@@ -17,7 +17,6 @@ import torch
 
 import farm
 from farm.benchmark_process.client import BenchmarkProcess, CardReading
-from farm.benchmark_process.requests import Verified
 from farm.devices.lock import CardLock
 from farm.devices.software import torch_version
 from farm.errors import CaptureError, CardBusy, CardUnavailable, TupleRejected, UsageError
@@ -26,7 +25,8 @@ from farm.settings import settings
 from farm.store import tables
 from farm.store.database import read_clock_s
 from farm.types.deciding import lacks_values
-from farm.types.protocol import Protocol, Stopping, Subject
+from farm.types.protocol import Protocol, Stopping
+from farm.types.subject import Subject
 from farm.types.verification import Verification
 from tests import slow
 from tests.operators.routed import routed
@@ -241,7 +241,7 @@ def test_the_whole_is_measured_first_and_what_the_card_does_not_run_is_not_measu
                 first.tuple_id: dataclasses.asdict(captured.extraction.costs[first.tuple_id])
             },
         }
-        return dataclasses.replace(answer, verified=Verified(observed, Verification()))
+        return dataclasses.replace(answer, verification=Verification(observed=observed))
 
     monkeypatch.setattr(BenchmarkProcess, "measure", measure)
     known = in_process._store(database, captured, Protocol(), "simulated", torch_version())

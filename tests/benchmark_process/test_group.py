@@ -26,7 +26,9 @@ from farm.subjects.collective_calls import collective_tuple
 from farm.training.extract import extract
 from farm.training.version import versioned
 from farm.types.collective import COLLECTIVES
-from farm.types.protocol import Protocol, Stopping, Subject, content_id
+from farm.types.fields import content_id
+from farm.types.protocol import Protocol, Stopping
+from farm.types.subject import Subject
 from tests import slow
 
 
@@ -136,15 +138,17 @@ def test_rank_0_compares_the_operators_of_a_split_model_or_step_with_the_predict
         predicted = dict(extract(variant).capture.counts)
         answer = pair.measure(subject, protocol, SHORT, predicted=predicted, timeout_s=120.0)
         assert len(answer.reading.details.cards.ranks) == 2
-        found = answer.verified.verification
+        found = answer.verification
         assert not found.missing
         # gloo copies the result of each reduce-scatter; NCCL does not
         assert all(": 1x copy_ |" in one or ": 2x copy_ |" in one for one in found.differences)
-        assert found.matches == (answer.verified.observed is None) == (variant.sharding == "ddp")
+        assert (
+            found.matches == (answer.verification.observed is None) == (variant.sharding == "ddp")
+        )
     left_out = predicted.popitem()[0]
     answer = pair.measure(subject, protocol, SHORT, predicted=predicted, timeout_s=120.0)
-    assert list(answer.verified.verification.unexpected) == [left_out]
-    assert left_out in answer.verified.observed["tuples"]
+    assert list(answer.verification.unexpected) == [left_out]
+    assert left_out in answer.verification.observed["tuples"]
     assert len(answer.reading.details.cards.ranks) == 2
 
 

@@ -28,7 +28,9 @@ from farm.benchmark_process.requests import FingerprintRequest, SubjectRequest
 from farm.devices.lock import host_lock
 from farm.errors import Unmeasurable
 from farm.settings import START_TIMEOUT_S, settings
-from farm.types.protocol import Protocol, Stopping, Subject, content_id
+from farm.types.fields import content_id
+from farm.types.protocol import Protocol, Stopping
+from farm.types.subject import Subject
 from farm.types.verification import Verification
 
 CARD = "SIM-here-0"
@@ -92,8 +94,8 @@ def test_a_whole_is_the_sum_of_its_predicted_tuples(process: BenchmarkProcess) -
         subject("variant"), PROTOCOL, STOPPING, predicted={part.id: 2 for part in parts}
     )
     assert answer.reading.time_us.value == pytest.approx(sum_us)
-    assert answer.verified is not None
-    assert answer.verified.verification == Verification(
+    assert answer.verification is not None
+    assert answer.verification == Verification(
         launch="graph", matches=True, differences=(), simulated=True
     )
 
@@ -201,7 +203,7 @@ def test_a_variant_is_verified_in_a_process_that_stands_by_and_ends(
         whole, PROTOCOL, STOPPING, predicted={"a": 1}, on_phase=lambda one, _: phases.append(one)
     )
     assert phases == ["verify", "rebuild", "warm-up", "window"]
-    assert answer.verified is not None
+    assert answer.verification is not None
     assert gone(verifies)
     assert verifying.pid == measures
     stands_by = verifying._verifier.pid
@@ -229,7 +231,7 @@ def test_a_variant_that_cannot_be_verified_apart_is_measured_and_says_so(
     verifying._verifier._env["FARM_SIMULATED_CARDS"] = "0"
     verifying._verifier.close()
     answer = verifying.measure(subject("variant"), PROTOCOL, STOPPING, predicted={"a": 1})
-    assert answer.verified is None
+    assert answer.verification is None
     assert answer.reading.details.missing.get("verification").startswith("not_available: ")
 
 
@@ -240,7 +242,8 @@ def test_a_verifier_that_was_lost_is_started_again(verifying: BenchmarkProcess) 
     os.kill(verifying._verifier.pid, signal.SIGKILL)
     assert gone(verifying._verifier.pid)
     assert (
-        verifying.measure(subject("variant"), PROTOCOL, STOPPING, predicted={}).verified is not None
+        verifying.measure(subject("variant"), PROTOCOL, STOPPING, predicted={}).verification
+        is not None
     )
 
 

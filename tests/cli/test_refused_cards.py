@@ -9,7 +9,7 @@ from cli.output import said_through, say
 from farm.devices.device import Card
 from farm.jobs import cards
 from farm.settings import settings
-from farm.types.protocol import Software
+from farm.types.software import Software
 from tests.devices.fake_nvml import OTHER_UUID, UUID, behind_pynvml
 
 NO_GRAPHS = ("run", "resnet18", "--launch", "graph")  # a CPU refuses that, so nothing is measured

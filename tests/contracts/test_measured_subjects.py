@@ -24,7 +24,9 @@ from farm.benchmark.subjects import (
     passes_of,
 )
 from farm.benchmark.subjects.base import SubjectKind
-from farm.types.protocol import Protocol, Stopping, Subject, Variant
+from farm.types.protocol import Protocol, Stopping
+from farm.types.subject import Subject
+from farm.types.variant import Variant
 from tests.benchmark.operators import linear
 
 CPU = torch.device("cpu")

@@ -17,7 +17,8 @@ from farm.models import catalog
 from farm.settings import settings
 from farm.training.extract import extract
 from farm.types.details import Details
-from farm.types.protocol import Protocol, Stopping, Subject
+from farm.types.protocol import Protocol, Stopping
+from farm.types.subject import Subject
 from farm.types.tuple import OperatorTuple, TensorSpec
 from tests.benchmark.operators import subject
 from tests.benchmark.test_host_steps import Waiting
@@ -75,7 +76,7 @@ def test_wholes_with_host_steps_are_verified_and_measured_as_graphs() -> None:
             answer = process.measure(
                 whole, Protocol(), Stopping(maximum_s=1), predicted=dict(predicted)
             )
-            found = answer.verified.verification
+            found = answer.verification
             assert found is not None
             assert (found.launch, found.not_captured, found.missing, found.unexpected) == (
                 "graph",

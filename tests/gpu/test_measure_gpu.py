@@ -16,7 +16,9 @@ from farm.benchmark_process.client import BenchmarkProcess
 from farm.devices.host import discover, open_device
 from farm.errors import Unmeasurable
 from farm.settings import settings
-from farm.types.protocol import Protocol, Stopping, Subject, Variant
+from farm.types.protocol import Protocol, Stopping
+from farm.types.subject import Subject
+from farm.types.variant import Variant
 from tests.benchmark.operators import linear, relu_in_place
 from tests.gpu import NEEDS_A_CARD
 
@@ -155,7 +157,7 @@ def test_the_benchmark_process_measures_and_verifies_a_whole_model() -> None:
     with BenchmarkProcess(discover(settings())[0].id) as process:
         answer = process.measure(subject, Protocol(), Stopping(), predicted={}, on_phase=on_phase)
     assert phases[:4] == ["verify", "rebuild", "warm-up", "window"]
-    assert answer.verified is not None
-    assert answer.verified.observed is not None
-    assert answer.verified.verification.observer_effect == ()
+    assert answer.verification is not None
+    assert answer.verification.observed is not None
+    assert answer.verification.observer_effect == ()
     assert answer.reading.energy_mj is not None

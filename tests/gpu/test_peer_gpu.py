@@ -32,7 +32,9 @@ from farm.errors import Unmeasurable
 from farm.operators.capture import capture
 from farm.settings import settings
 from farm.subjects.encoding import tensors_in
-from farm.types.protocol import Protocol, Stopping, Subject, Variant
+from farm.types.protocol import Protocol, Stopping
+from farm.types.subject import Subject
+from farm.types.variant import Variant
 
 pytestmark = [
     pytest.mark.gpu,

@@ -9,8 +9,9 @@ from farm.operators.captured import CapturedCall
 from farm.store import captures, content, tables
 from farm.store.captures import classes, store_values, stored_values
 from farm.store.database import Database
-from farm.types.protocol import Protocol, Variant
+from farm.types.protocol import Protocol
 from farm.types.request import Request
+from farm.types.variant import Variant
 from farm.verdict.job_results import JobResults
 from tests.farms import store_operators
 from tests.planned import claim, complete, items_of, register

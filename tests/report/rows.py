@@ -9,9 +9,10 @@ from sqlmodel import select
 
 from farm.store import tables
 from farm.store.database import Database
-from farm.types.protocol import Protocol, Variant
+from farm.types.protocol import Protocol
 from farm.types.reading import METHOD
 from farm.types.request import Request, Sweep
+from farm.types.variant import Variant
 
 CARD, OTHER_CARD = (
     "GPU-aaaa0000-1111-2222-3333-444455556666",

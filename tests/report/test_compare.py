@@ -19,7 +19,8 @@ from farm.settings import settings
 from farm.store import tables
 from farm.store.query import _SHORT, KNOWN, parse
 from farm.types.figure import Figure
-from farm.types.protocol import Protocol, Variant
+from farm.types.protocol import Protocol
+from farm.types.variant import Variant
 from farm.verdict.cost_line import Change
 from tests.cli.conftest import farm  # noqa: F401
 from tests.report import filled, rows

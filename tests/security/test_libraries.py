@@ -28,7 +28,8 @@ from farm.subjects.allow_list import overload_of
 from farm.subjects.library import Library
 from farm.subjects.parsing import parse
 from farm.training.extract import extract
-from farm.types.protocol import Protocol, Stopping, Subject
+from farm.types.protocol import Protocol, Stopping
+from farm.types.subject import Subject
 from farm.types.tuple import OperatorTuple, TensorSpec
 from tests import slow
 

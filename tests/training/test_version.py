@@ -21,8 +21,10 @@ from farm.requests.partial_request import PartialRequest, complete
 from farm.settings import settings
 from farm.store.query import parse
 from farm.training.version import versioned
-from farm.types.protocol import Protocol, Stopping, Subject, Variant
+from farm.types.protocol import Protocol, Stopping
 from farm.types.request import Request
+from farm.types.subject import Subject
+from farm.types.variant import Variant
 
 SHORT = Stopping(
     warm_up_s=0.0, minimum_s=0.0, maximum_s=0.1, time_half_width=1.0, energy_half_width=1.0
@@ -164,6 +166,6 @@ def test_a_benchmark_process_refuses_another_version_and_measures_the_edited_fil
         assert (
             process.measure(
                 subject(versioned(variant)), EAGER, SHORT, predicted={}
-            ).verified.verification.matches
+            ).verification.matches
             is not None
         )

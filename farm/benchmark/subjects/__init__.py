@@ -16,7 +16,9 @@ from farm.benchmark.subjects.slow_tuple import SlowTuple
 from farm.benchmark.subjects.training_step import TrainingStep
 from farm.benchmark.workload import Workload, arrange, out_of_memory
 from farm.errors import TupleRejected, Unmeasurable
-from farm.types.protocol import Protocol, Subject, Variant
+from farm.types.protocol import Protocol
+from farm.types.subject import Subject
+from farm.types.variant import Variant
 
 TUPLE, COMPILED_TUPLE = MeasuredTuple(), CompiledTuple()
 MODEL, STEP, COMPILED = ModelVariant(), TrainingStep(), CompiledModel()

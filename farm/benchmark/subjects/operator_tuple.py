@@ -32,7 +32,8 @@ from farm.operators.trial import check_size
 from farm.subjects.parsing import parse
 from farm.subjects.registry import kind_of
 from farm.types.details import Details
-from farm.types.protocol import Protocol, Stopping, Subject
+from farm.types.protocol import Protocol, Stopping
+from farm.types.subject import Subject
 from farm.types.tuple import OperatorTuple
 from farm.types.value_profiles import HeldFilling, fillings, held_fillings
 

@@ -15,7 +15,7 @@ from farm.errors import UsageError
 from farm.report.report import build
 from farm.store import tables
 from farm.store.database import Database
-from farm.types.protocol import Variant
+from farm.types.variant import Variant
 from farm.verdict.job_results import JobResults
 from tests import browser, slow
 from tests.report import rows
