@@ -507,9 +507,7 @@ def _subject(operator: Any, roofline: Roofline, label: str, data: str) -> TupleV
         data=data,
         flops=operator.flops,
         bytes_moved=operator.bytes_moved,
-        estimated_us=roofline.estimate_us(
-            operator.flops, operator.bytes_moved, operator.short_name
-        ),
+        estimated_us=roofline.call_us(operator),
     )
 
 

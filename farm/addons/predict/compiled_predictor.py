@@ -29,7 +29,15 @@ from farm.addons.predict.stored_predictor import (
     StoredPredictor,
 )
 from farm.addons.predict.tile_roofline import CardRates
-from farm.store.columns import CALL, CAPTURE, OF_TUPLES, OPERATOR, READING, VARIANT
+from farm.store.columns import (
+    CALL,
+    CAPTURE,
+    GENERATE_KERNELS,
+    OF_TUPLES,
+    OPERATOR,
+    READING,
+    VARIANT,
+)
 from farm.store.reuse import sound_readings
 from farm.types.figure import Figure, PassCost, figure_of
 from farm.types.software import Software
@@ -57,7 +65,7 @@ def library_readings(session: Session, card_model: str) -> list[LibraryReading]:
     calls = (
         sqlalchemy.select(CALL.operator_id, VARIANT.model)
         .where(CAPTURE.id == CALL.capture_id, VARIANT.id == CAPTURE.variant_id)
-        .where(OPERATOR.id == CALL.operator_id, OPERATOR.kind == "aten", VARIANT.compile != "")
+        .where(OPERATOR.id == CALL.operator_id, OPERATOR.kind == "aten", GENERATE_KERNELS)
         .distinct()
     )
     for operator_id, model in session.execute(calls):
