@@ -201,8 +201,8 @@ def test_each_tuple_is_only_as_precise_as_its_share_of_the_sum_needs(database):
     assert 0 < min(widths) < 0.01 < max(widths) <= LEAST_PRECISE
     assert {item.half_width for item in items_of(database, usual.job_id)} == {0.0}
     rough = claim(database, max(items, key=lambda item: item.half_width))
-    assert rough.stopping.rough
-    assert rough.stopping.time_half_width == max(widths)
+    assert rough.work.stopping.rough
+    assert rough.work.stopping.time_half_width == max(widths)
 
 
 def test_a_budget_makes_the_tuples_as_precise_as_it_allows(database):
