@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from sqlalchemy import update
 from sqlmodel import select
@@ -63,7 +65,7 @@ def test_a_model_is_extracted_once_and_its_job_has_all_its_calls(database):
     request = MODEL.replace(operators=("Linear",))
     capture_id = checked_capture(database, ResolvedRequest.of(request, cards))
     assert checked_capture(database, ResolvedRequest.of(request, cards)) == capture_id
-    opened = open_job(database, ResolvedRequest.of(request, cards), capture_id=capture_id)
+    opened = open_job(database, replace(ResolvedRequest.of(request, cards), capture_id=capture_id))
     with database.read() as session:
         calls = counts(session, capture_id)
     assert (opened.tuples, opened.calls) == (len(calls), sum(calls.values()))
