@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from farm.benchmark_process.requests import MeasureRequest
 from farm.devices.lock import CardLock
 from farm.errors import Unmeasurable
 from farm.settings import settings
@@ -103,7 +104,7 @@ def _read_again(
                 subject = Subject("operator", operator.id, operator.spec)
                 try:
                     reading = process.measure(
-                        subject, Protocol.from_json(protocol.spec), stopping
+                        MeasureRequest(subject, Protocol.from_json(protocol.spec), stopping)
                     ).reading
                 except Unmeasurable as error:
                     entry["flags"].append(error.reason)

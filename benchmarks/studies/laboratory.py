@@ -20,6 +20,7 @@ from operator import itemgetter
 from typing import Any, TypeVar
 
 from farm.benchmark_process.client import BenchmarkProcess
+from farm.benchmark_process.requests import MeasureRequest
 from farm.devices.device import Card
 from farm.devices.lock import CardLock
 from farm.devices.software import torch_version
@@ -197,7 +198,9 @@ class Laboratory:
             self.check_health()  # the process may have been restarted
             timeout_s = settings().item_timeout_s
             answer = self._process.measure(
-                sample.subject, protocol, stopping, timeout_s=timeout_s, verify=False
+                MeasureRequest(sample.subject, protocol, stopping),
+                timeout_s=timeout_s,
+                verify=False,
             )
         except Unmeasurable as error:
             self.failures[f"{sample.label} ({protocol})"] = f"{error.reason}: {error.message}"

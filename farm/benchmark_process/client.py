@@ -35,10 +35,9 @@ from farm.devices.lock import host_lock
 from farm.errors import CardBusy, HostBusy, SettingsError, Unmeasurable
 from farm.settings import START_TIMEOUT_S, environment_of_children, settings
 from farm.types.card_kind import is_gpu_id
-from farm.types.protocol import OnPhase, Protocol, Stopping
+from farm.types.protocol import OnPhase
 from farm.types.reading import Reading
 from farm.types.software import Software
-from farm.types.subject import Subject
 from farm.types.verification import Verification
 
 A = TypeVar("A")
@@ -335,11 +334,8 @@ class BenchmarkProcess:
 
     def measure(
         self,
-        subject: Subject,
-        protocol: Protocol,
-        stopping: Stopping,
+        request: MeasureRequest,
         *,
-        predicted: Mapping[str, int] | None = None,
         verify: bool | None = None,
         timeout_s: float | None = None,
         on_phase: OnPhase | None = None,
@@ -347,7 +343,6 @@ class BenchmarkProcess:
         """Measure one item. Verify it first if it is a variant with a prediction. Raises as `call`.
 
         Args:
-            predicted: for a variant, its expected tuples: tuple id -> number of calls.
             verify: True to verify, False to omit it; by default verify if there is a prediction.
             timeout_s: longest time of the verification, and also of the measurement; see `call`.
             on_phase: see `call`.
@@ -356,17 +351,15 @@ class BenchmarkProcess:
         verification: Verification | None = None
         failure = ""
         if verify is None:
-            verify = predicted is not None
+            verify = request.predicted is not None
         if verify:
+            verifying = VerifyRequest(request.subject, request.protocol, request.predicted)
             try:
-                verification = self.verify(
-                    VerifyRequest(subject, protocol, predicted), timeout_s, on_phase
-                )
+                verification = self.verify(verifying, timeout_s, on_phase)
             except Unmeasurable as error:
                 if self._verifier is None or error.reason == "hung":
                     raise
                 failure = f"{error.reason}: {error.message}"  # the variant can still be measured
-        request = MeasureRequest(subject, protocol, stopping, predicted)
         reading = self.call(request, timeout_s=timeout_s, on_phase=on_phase)
         if verification is None and not failure:
             return CardReading(reading, software, card)

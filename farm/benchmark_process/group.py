@@ -24,7 +24,7 @@ from farm.settings import START_TIMEOUT_S
 from farm.settings.shared_files import TemporaryFolder, remove_left
 from farm.subjects.parsing import parse
 from farm.subjects.registry import kind_of
-from farm.types.protocol import OnPhase, Protocol, Stopping
+from farm.types.protocol import OnPhase
 from farm.types.rank_readings import of_ranks
 from farm.types.reading import Reading
 from farm.types.software import Software
@@ -129,37 +129,32 @@ class BenchmarkGroup:
 
     def measure(
         self,
-        subject: Subject,
-        protocol: Protocol,
-        stopping: Stopping,
+        request: MeasureRequest,
         *,
-        predicted: Mapping[str, int] | None = None,
         timeout_s: float = 300.0,
         on_phase: OnPhase | None = None,
     ) -> CardReading:
-        """Measure one subject on all cards, and first verify its calls if they are ``predicted``.
+        """Measure one subject on all cards, and first verify its calls if they are predicted.
         Raises `Unmeasurable` if a rank failed, ended or was late; all ranks have then ended.
 
         The reading has the time of the slowest rank and the energy of all cards; `Details.ranks`
         has those of each."""
         verification: Verification | None = None
         unverified = None
-        if predicted is not None:
+        if request.predicted is not None:
+            verifying = VerifyRequest(request.subject, request.protocol, request.predicted)
             try:
-                request = VerifyRequest(subject, protocol, predicted)
-                verification = self._ask(request, min(timeout_s, VERIFY_S), on_phase)[0]
+                verification = self._ask(verifying, min(timeout_s, VERIFY_S), on_phase)[0]
             except Unmeasurable as error:  # the variant can still be measured
                 unverified = f"{error.reason}: {error.message}"
         software = self.wait_ready()
-        readings = self._ask(
-            MeasureRequest(subject, protocol, stopping, predicted), timeout_s, on_phase
-        )
+        readings = self._ask(request, timeout_s, on_phase)
         merged = of_ranks(readings, self.card_ids)
         if unverified is not None:
             merged = merged.lacking("verification", unverified)
         cards = dataclasses.replace(
             merged.details.cards,
-            bus_bytes_per_s=_bus_bytes_per_s(subject, merged),
+            bus_bytes_per_s=_bus_bytes_per_s(request.subject, merged),
             link_bytes_per_s=self._link[1],
         )
         reading = merged.noting(cards=cards)

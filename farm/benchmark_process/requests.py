@@ -88,13 +88,16 @@ class CompileRequest(SubjectRequest[CompiledAhead]):
 
 @dataclass(frozen=True)
 class MeasureRequest(SubjectRequest[Reading]):
-    """Measure one item (`farm.benchmark.bench`). Only a simulated card uses `predicted`."""
+    """Measure one item (`farm.benchmark.bench`).
+
+    Only a simulated card uses ``predicted`` in its measurement. A client verifies the prediction
+    before."""
 
     name = "measure"
     answer = Reading
     doing = "measure the item"
     stopping: Stopping
-    predicted: Mapping[str, int] | None = None
+    predicted: Mapping[str, int] | None = None  # of a variant: tuple id -> calls
 
     @property
     def uses_slow_memory(self) -> bool:  # type: ignore[override]

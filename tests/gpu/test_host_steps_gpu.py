@@ -11,6 +11,7 @@ from farm.benchmark.bench import Bench
 from farm.benchmark.host_steps import HostSteps
 from farm.benchmark.torch_device import capture_graph, one_stream
 from farm.benchmark_process.client import BenchmarkProcess
+from farm.benchmark_process.requests import MeasureRequest
 from farm.devices.host import discover, open_device
 from farm.errors import Unmeasurable
 from farm.models import catalog
@@ -74,7 +75,7 @@ def test_wholes_with_host_steps_are_verified_and_measured_as_graphs() -> None:
             predicted = extract(variant, device_type="cuda").capture.counts
             whole = Subject("variant", variant.id, variant.to_json())
             answer = process.measure(
-                whole, Protocol(), Stopping(maximum_s=1), predicted=dict(predicted)
+                MeasureRequest(whole, Protocol(), Stopping(maximum_s=1), predicted=dict(predicted))
             )
             found = answer.verification
             assert found is not None

@@ -10,6 +10,7 @@ import pytest
 from farm.benchmark import verification
 from farm.benchmark.bench import Bench
 from farm.benchmark_process.client import BenchmarkProcess
+from farm.benchmark_process.requests import MeasureRequest
 from farm.devices.host import discover, open_device
 from farm.settings import settings
 from farm.types.protocol import Protocol, Stopping
@@ -53,7 +54,7 @@ def test_a_model_that_runs_something_else_while_it_is_captured_is_taken_as_it_is
     variant = Variant("asking", 64, 224)
     subject = Subject("variant", variant.id, variant.to_json())
     with BenchmarkProcess(discover(settings())[0].id) as process:
-        answer = process.measure(subject, Protocol(), Stopping(), predicted={})
+        answer = process.measure(MeasureRequest(subject, Protocol(), Stopping(), predicted={}))
     settings.cache_clear()
     assert answer.verification is not None
     assert answer.verification.observed is not None
@@ -87,7 +88,9 @@ def test_processes_agree_on_what_a_graph_with_memory_operations_takes() -> None:
     for _ in range(2):
         with BenchmarkProcess(discover(settings())[0].id) as process:
             times_us += [
-                process.measure(subject, Protocol(), Stopping()).reading.time_us.value
+                process.measure(
+                    MeasureRequest(subject, Protocol(), Stopping())
+                ).reading.time_us.value
                 for _ in range(2)
             ]
     assert max(times_us) < 1.02 * min(times_us), times_us
@@ -99,10 +102,10 @@ def test_a_process_that_measures_never_uses_the_profiler() -> None:
     )  # short kernels: with the profiler in the process a tenth slower
     subject = Subject("variant", variant.id, variant.to_json())
     with BenchmarkProcess(discover(settings())[0].id) as process:
-        before = process.measure(subject, Protocol(), Stopping()).reading
+        before = process.measure(MeasureRequest(subject, Protocol(), Stopping())).reading
         assert process._verifier is not None
         pid, verifier = process.pid, process._verifier.pid
-        answer = process.measure(subject, Protocol(), Stopping(), predicted={})
+        answer = process.measure(MeasureRequest(subject, Protocol(), Stopping(), predicted={}))
         assert answer.verification is not None
         assert answer.verification.tuple_kernels
         assert process.pid == pid

@@ -13,6 +13,7 @@ import pytest
 
 import farm
 from farm.benchmark_process.client import BenchmarkProcess
+from farm.benchmark_process.requests import MeasureRequest
 from farm.devices.cpu import cpu_card
 from farm.errors import Unmeasurable
 from farm.models import catalog
@@ -154,18 +155,21 @@ def test_a_benchmark_process_refuses_another_version_and_measures_the_edited_fil
 
     with BenchmarkProcess(cpu_card(settings()).id) as process:
         assert (
-            process.measure(subject(variant), EAGER, SHORT, predicted={}).reading.time_us.value > 0
+            process.measure(
+                MeasureRequest(subject(variant), EAGER, SHORT, predicted={})
+            ).reading.time_us.value
+            > 0
         )
         edit(folder, "LAYERS = 1", "LAYERS = 8")
         with pytest.raises(
             Unmeasurable,
             match=f"have version .* submitted with version {variant.version}",
         ) as no:
-            process.measure(subject(variant), EAGER, SHORT, predicted={})
+            process.measure(MeasureRequest(subject(variant), EAGER, SHORT, predicted={}))
         assert (no.value.reason, "submit again" in no.value.next_step) == ("rejected", True)
         assert (
             process.measure(
-                subject(versioned(variant)), EAGER, SHORT, predicted={}
+                MeasureRequest(subject(versioned(variant)), EAGER, SHORT, predicted={})
             ).verification.matches
             is not None
         )
