@@ -26,8 +26,9 @@ from typing import Any
 from card_tables import EXTRAS, newest, write
 
 from farm.requests.resolved import ResolvedRequest
-from farm.types.protocol import Stopping, Variant
+from farm.types.protocol import Stopping
 from farm.types.request import Request
+from farm.types.variant import Variant
 
 # By priority, in case the card time ends: families first, then batch 1, then the long variants.
 LIST = [

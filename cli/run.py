@@ -71,12 +71,13 @@ def measure(
     """
     # Celery loads only when there is something to do.
     from farm.settings import settings
-    from tasks.doctor.host import disturbances
+    from tasks.doctor.host import check_alone, disturbances
     from tasks.embedded import EmbeddedFarm
 
     ending.hint = CONTINUES + (OF_A_CPU if any(card.is_cpu for card in cards) else "")
 
     def starting() -> None:
+        check_alone(cards, settings())
         for check in disturbances(cards, settings()):
             say(f"warning: {check.message}.")
             say(f"→ {check.next_step}")

@@ -21,14 +21,14 @@ from farm.jobs.rounds import (
     roofline_on,
 )
 from farm.jobs.significant import significant
-from farm.jobs.slow_memory import remember_outputs, remember_stored_outputs
+from farm.jobs.slow_memory import remember_outputs
 from farm.requests.resolved import ResolvedRequest
 from farm.store import captures, content, tables
 from farm.store.database import Database, locked
 from farm.store.tables import Job, JobState
 from farm.types.format import plural
-from farm.types.protocol import Variant
 from farm.types.request import Request
+from farm.types.variant import Variant
 from farm.verdict.aggregate import next_operators
 from farm.verdict.job_results import unscoped_parts
 
@@ -87,7 +87,8 @@ def open_job(
         changed = _changed(session, variant, others, capture_id)
         scope = _first_scope(session, request, capture_id, resolved.card_ids)
         calls = captures.counts(session, capture_id)
-        remember_stored_outputs(session, request, calls)
+        if request.measures_slow_memory:
+            remember_outputs(content.tuples_with_ids(session, calls).values())
     plan = create(scope=scope, capture_id=capture_id, title=title)
     return dataclasses.replace(
         plan,
@@ -177,7 +178,8 @@ def _plan_sweep(
     plan: JobPlan | None = None
     try:
         for batch in expansion.batches():
-            remember_outputs(request, batch)
+            if request.measures_slow_memory:
+                remember_outputs(batch)
             with database.write() as session:
                 content.store_operators(session, batch)
             operator_ids = [spec.id for spec in batch]

@@ -28,8 +28,8 @@ from farm.store import tables
 from farm.store.captures import counts
 from farm.store.database import Database, in_batches
 from farm.store.tables import Item, ItemState
-from farm.types.protocol import Variant
 from farm.types.request import Sweep
+from farm.types.variant import Variant
 
 #: The time from a command until the first measurement, if the command starts the workers: servers,
 #: worker processes, the import of torch, and the capture of a model. Runs with nothing to measure

@@ -213,8 +213,9 @@ class _Planner:
         measurements = []
         for operator_id, protocol, calls in self._protocols(calls_of):
             measurements.append(_Measurement(rows[operator_id], protocol_id(protocol), calls))
-        for operator_id, protocol in slow_protocols(session, request, data_of):
-            measurements.append(_Measurement(rows[operator_id], protocol_id(protocol), 1))
+        if request.measures_slow_memory:
+            for operator_id, protocol in slow_protocols(session, request, data_of):
+                measurements.append(_Measurement(rows[operator_id], protocol_id(protocol), 1))
         of_job = select(Item.subject_id, Item.protocol_id).where(
             Item.job_id == self.job.id, Item.role == "tuple"
         )

@@ -19,8 +19,8 @@ from farm.store.columns import OPERATOR
 from farm.store.database import by_key, fetch_values
 from farm.subjects.label import fused_names
 from farm.types.figure import value_of
-from farm.types.protocol import Variant
 from farm.types.roofline import Roofline, roofline_of
+from farm.types.variant import Variant
 from farm.verdict.cost_line import CostLine
 from farm.verdict.rates import Rates, rule_of
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from farm.errors import FarmError
 from farm.types.format import told_apart
-from farm.types.protocol import Variant
 from farm.types.roofline import Roofline, roofline_of
 from farm.types.tuple import NeededTuple
+from farm.types.variant import Variant
 
 if TYPE_CHECKING:
     from farm.training.extract import Extraction

@@ -15,8 +15,8 @@ from farm.models import catalog
 from farm.models.resolved import ResolvedModel
 from farm.requests.card_selection import CardLike
 from farm.requests.partial_request import PartialRequest, complete
-from farm.types.protocol import Variant
 from farm.types.request import Request
+from farm.types.variant import Variant
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,11 @@ from farm.store.tables import CardRow, Job
 from farm.subjects.parsing import parse
 from farm.types.deciding import declared_operators, lacks_values
 from farm.types.fields import content_id
-from farm.types.protocol import Protocol, Variant
+from farm.types.protocol import Protocol
 from farm.types.request import Request
 from farm.types.tuple import Cost, NeededTuple, OperatorTuple
 from farm.types.value_profiles import class_of
+from farm.types.variant import Variant
 from farm.types.verification import Verification
 
 if TYPE_CHECKING:
@@ -345,14 +346,13 @@ def counts(session: Session, capture_id: int) -> dict[str, int]:
 def store_observed(
     database: Database,
     capture_id: int,
-    observed: Mapping[str, Any] | None,
     found: Verification,
     *,
     card_id: str,
 ) -> int | None:
     """Store the verification of a predicted capture. If the observed calls differ, store them as a
-    capture too. ``observed``: the validated result of the card's benchmark process. Returns the id
-    of the new capture, or None."""
+    capture too. Returns the id of the new capture, or None."""
+    observed = found.observed
     with database.write() as session:
         predicted = session.get_one(tables.Capture, capture_id)
         observed_calls = [CapturedCall(**call) for call in observed["calls"]] if observed else []
@@ -366,7 +366,7 @@ def store_observed(
             found = _with_other_values(found)
         unlike = {**mismatches(session, capture_id), **(found.mismatches or {})} or None
         verification = dataclasses.replace(
-            found, card=card_id, read_at_s=read_clock_s(session), mismatches=unlike
+            found, observed=None, card=card_id, read_at_s=read_clock_s(session), mismatches=unlike
         )
         predicted.verification = verification.to_json()
         if observed is None or is_same:

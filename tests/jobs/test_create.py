@@ -19,8 +19,9 @@ from farm.settings import settings
 from farm.store.captures import counts
 from farm.store.tables import CardRow, Item, Job, Round
 from farm.training.version import versioned
-from farm.types.protocol import Protocol, Variant
+from farm.types.protocol import Protocol
 from farm.types.request import Request, Sweep
+from farm.types.variant import Variant
 from tasks import control
 from tests.planned import claim, complete, items_of, plan, register
 from tests.statements import values_at_once

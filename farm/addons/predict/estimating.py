@@ -54,10 +54,12 @@ from farm.types.collective import COLLECTIVES
 from farm.types.data_sheets import data_sheet, sheet_name_of
 from farm.types.figure import Figure, PassCost, figure_of
 from farm.types.format import TIME, percent, plural, quantity
-from farm.types.protocol import Protocol, Software, Variant
+from farm.types.protocol import Protocol
 from farm.types.request import Request
 from farm.types.roofline import Roofline
+from farm.types.software import Software
 from farm.types.tuple import NeededTuple
+from farm.types.variant import Variant
 from farm.verdict.model_readings import SelectedReadings, left_out, protocols_like, select_for_model
 from farm.verdict.token_floor import TokenFloor, has_floor, token_floor
 

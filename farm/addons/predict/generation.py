@@ -26,7 +26,7 @@ from farm.errors import FarmError, UsageError
 from farm.requests.partial_request import title_of
 from farm.store import tables
 from farm.store.content import stored_variant
-from farm.types.protocol import Variant
+from farm.types.variant import Variant
 
 MEASURED = 0.5  # if there is a predictor, stored decodes with less coverage are not used
 

@@ -57,8 +57,9 @@ from farm.store.database import Database, open_database
 from farm.store.reuse import sound_readings
 from farm.types.card_kind import device_type_of, is_gpu_kind, usual_launch
 from farm.types.data_sheets import NamedCard, data_sheet, data_sheets, sheet_name_of
-from farm.types.protocol import Protocol, Variant
+from farm.types.protocol import Protocol
 from farm.types.tuple import NeededTuple
+from farm.types.variant import Variant
 from farm.verdict.causes import Why
 
 if TYPE_CHECKING:

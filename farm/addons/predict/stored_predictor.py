@@ -37,8 +37,9 @@ from farm.settings.package_files import DATA, check_package_files
 from farm.settings.shared_files import make_private, replacing_file
 from farm.types.figure import Figure, PassCost
 from farm.types.format import ENERGY, TIME, quantity
-from farm.types.protocol import Protocol, Software
+from farm.types.protocol import Protocol
 from farm.types.roofline import Roofline
+from farm.types.software import Software
 from farm.types.tuple import NeededTuple
 
 

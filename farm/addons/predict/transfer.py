@@ -332,10 +332,11 @@ class SourceCosts:
             costs.time_spread[position] = 0.0
             costs.known[position] = True
             costs.distance[position] = 0.0
-            powers_w = [row.power_w for row in rows if row.power_w is not None]
-            if powers_w:
-                costs.power_w[position] = np.mean(powers_w)
-            if rows[0].power_w:
+            powers_w = [row.cost.mean_power_w for row in rows]
+            known_powers_w = [power_w for power_w in powers_w if power_w is not None]
+            if known_powers_w:
+                costs.power_w[position] = np.mean(known_powers_w)
+            if powers_w[0]:
                 costs.power_spread[position] = 0.0
         return costs, cards.astype(np.str_)
 
@@ -368,7 +369,7 @@ class TransferredPredictor(StoredPredictor):
 
         log_times = np.log([row.cost.time_us.value for row in rows]) - np.log(costs.time_us)
         priors = _log_ratio(stored.card, target, calls, costs.time_us)
-        powers_w = np.array([row.power_w or np.nan for row in rows])
+        powers_w = np.array([row.cost.mean_power_w or np.nan for row in rows])
         expected_w = _powers_of_properties(stored.card, target, costs.power_w, log_times)
         log_powers = np.log(powers_w / expected_w)
         if stored.card.model == target.model:

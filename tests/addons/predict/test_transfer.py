@@ -30,8 +30,7 @@ def target_rows(slower=1.2, power=0.9, card_id="GPU-1", every=4, types=("ReLU", 
     return [
         dataclasses.replace(
             row,
-            cost=PassCost(row.cost.time_us.times(slower)),
-            power_w=power * row.power_w,
+            cost=PassCost(row.cost.time_us.times(slower), row.cost.energy_mj.times(slower * power)),
             card_id=card_id,
         )
         for row in DATA.rows[::every]
@@ -47,7 +46,7 @@ def transfer(rows, card_id="", read=True):
 
 CALLS = [row.call for row in DATA.rows[1::4]]
 READ_US = np.array([row.cost.time_us.value for row in DATA.rows[1::4]])
-READ_W = np.array([row.power_w for row in DATA.rows[1::4]])
+READ_W = np.array([row.cost.mean_power_w for row in DATA.rows[1::4]])
 
 
 def errors(found, slower=1.2, power=0.9):
