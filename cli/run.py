@@ -67,12 +67,13 @@ def measure(
     """Start a farm for this command and measure the batches of requests, one after the other."""
     # Celery loads only when there is something to do.
     from farm.settings import settings
-    from tasks.doctor.host import disturbances
+    from tasks.doctor.host import check_alone, disturbances
     from tasks.embedded import EmbeddedFarm
 
     ending.hint = CONTINUES + (OF_A_CPU if any(card.is_cpu for card in cards) else "")
 
     def starting() -> None:
+        check_alone(cards, settings())
         for check in disturbances(cards, settings()):
             say(f"warning: {check.message}.")
             say(f"→ {check.next_step}")

@@ -72,9 +72,6 @@ def prepare(
             "--data seen needs a model, because it uses the values that occur in the running model."
         )
         raise Unmeasurable("not_available", text, "Use --data normal, or name a value profile.")
-    if protocol.data == "copied" and not subject.whole and not subject.compiled:
-        text = "--data copied needs a compiled model."
-        raise Unmeasurable("not_available", text, "Give --data seen, or --compile.")
     try:
         return arrange(passes_of(subject, protocol, device, offload), protocol, device)
     except (torch.OutOfMemoryError, MemoryError) as error:

@@ -203,9 +203,15 @@ def _restoring(rebuilt: Rebuilt) -> Pass:
 def set_values(rebuilt: Rebuilt, data: str) -> None:
     """Fill a rebuilt operator's activations, buffers and parameters with values of a data class, if
     it accepts them.
+
+    Raises:
+        Unmeasurable: not_available or rejected: the operator has no values of this class.
     """
     if data == "normal":
         return
+    if data == "copied":
+        text = "--data copied needs a compiled model."
+        raise Unmeasurable("not_available", text, "Give --data seen, or --compile.")
     spec = rebuilt.spec
     written = written_inputs(spec)
     if data == "zeros":
