@@ -13,9 +13,9 @@ from farm.store.captures import plain_ids, stored_tuples
 from farm.store.database import by_key
 from farm.types.fields import cost_json
 from farm.types.figure import Figure, PassCost
-from farm.types.protocol import Variant
 from farm.types.roofline import Roofline
 from farm.types.tuple import NeededTuple
+from farm.types.variant import Variant
 from farm.verdict.aggregate import aggregate
 from farm.verdict.cost_line import CostLine, TupleView
 from farm.verdict.expectation import Quantity, expected_whole

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol, Self
 from farm.types.details import Details
 from farm.types.figure import Figure, PassCost, figure_of
 from farm.types.format import ENERGY, count_of, plural, quantity
-from farm.types.protocol import Variant
+from farm.types.variant import Variant
 
 Used = Literal["steady", "burst", "interpolated"]
 

@@ -25,9 +25,11 @@ from farm.store.reuse import sound
 from farm.store.tables import ItemRole, ItemState
 from farm.types.details import CanaryNote, canary_of
 from farm.types.format import told_apart
-from farm.types.protocol import Protocol, Variant, software_values
+from farm.types.protocol import Protocol
 from farm.types.request import named
 from farm.types.roofline import Roofline, roofline_of
+from farm.types.software import software_values
+from farm.types.variant import Variant
 from farm.types.verification import Verification
 from farm.verdict.aggregate import added, aggregate, sum_lines
 from farm.verdict.canaries import REFERENCE_OPERATOR, CanaryReadings
@@ -531,9 +533,7 @@ def _subject(operator: Any, roofline: Roofline, label: str, data: str) -> TupleV
         data=data,
         flops=operator.flops,
         bytes_moved=operator.bytes_moved,
-        estimated_us=roofline.estimate_us(
-            operator.flops, operator.bytes_moved, operator.short_name
-        ),
+        estimated_us=roofline.call_us(operator),
     )
 
 

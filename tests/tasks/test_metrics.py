@@ -23,7 +23,7 @@ from farm.jobs.cards import register
 from farm.settings import Settings
 from farm.store import tables
 from farm.store.database import database_now
-from farm.types.protocol import Software
+from farm.types.software import Software
 from tasks import metrics, supervisor
 from tasks.app import configure
 from tasks.card_checks import RegularChecks
