@@ -17,8 +17,8 @@ from farm.models import quantization, weights
 from farm.models.entry import ModelEntry
 from farm.models.own import batched
 from farm.models.source import Source, install_line, is_installed
-from farm.types.protocol import Variant
 from farm.types.tokens import hold_tokens
+from farm.types.variant import Variant
 
 if TYPE_CHECKING:
     import torch
