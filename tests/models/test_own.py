@@ -306,7 +306,9 @@ def test_a_wrong_location_is_refused(here):
     for location, message in (
         ("none.py:net", "There is no file 'none.py'"),
         ("json.py:net", "'json.py' cannot be imported: the name 'json' means the module"),
-        ("two words:net", "the form must be 'module:function'"),
+        ("two words:net", "'two words:net' is no location of a function"),
+        ("json.py:", "'json:' is no location of a function"),
+        (":net", "':net' is no location of a function"),
     ):
         with pytest.raises((UsageError, SettingsError), match=message):
             own.register(location)
@@ -330,6 +332,10 @@ def test_an_error_of_the_users_function_is_shown_with_its_line(here):
     assert caught.value.next_step.endswith(
         'raises_here.py, line 5: def helper(): raise ValueError("no width")'
     )
+    (here / "no_syntax.py").write_text("x = 1\ndef net(:\n")
+    with pytest.raises(SettingsError, match="SyntaxError") as caught:
+        catalog.build(own.register("no_syntax.py:net"))
+    assert caught.value.next_step.endswith("no_syntax.py, line 2: def net(:")
     with pytest.raises(
         SettingsError, match="'raises_here:badd' could not build its model"
     ) as caught:
@@ -446,7 +452,9 @@ def test_a_child_process_of_the_users_code_may_end(here):
 def test_a_location_that_is_not_complete_is_answered_with_its_form(here):
     (here / "tiny").mkdir()
     (here / "tiny" / "config.json").write_text("{}")
-    for name, step in (("net.py", "net.py:net"), ("tiny", "./tiny")):
+    (here / "empty").mkdir()
+    steps = ("net.py", "net.py:net"), ("tiny", "./tiny"), ("./empty", "has no config.json")
+    for name, step in steps:
         with pytest.raises(UnknownModel) as caught:
             catalog.resolve_given(name)
         assert step in caught.value.next_step
