@@ -245,8 +245,8 @@ def _claim(
     after_group = item.cards == 1 and item.group_item_id is not None
     if after_group:
         groups.end_reservation(session, card_id)
-    label, capture_id = item.label, None
-    if item.subject_kind == "variant":
+    work, label, capture_id = _work(session, item, request), item.label, None
+    if work.subject.whole:
         label = str(request.variant)
         this_round = session.get(tables.Round, (item.job_id, item.round))
         capture_id = this_round.capture_id if this_round else None
@@ -257,7 +257,7 @@ def _claim(
         token=token,
         role=item.role,
         label=label,
-        work=_work(session, item, request),
+        work=work,
         capture_id=capture_id,
         card_state=item.card_state,
         cards=group,

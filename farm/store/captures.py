@@ -412,25 +412,19 @@ def _labelled(session: Session, found: Verification) -> Verification:
     return dataclasses.replace(found, differences=tuple(map(named, found.differences or ())))
 
 
-def known_tuples(
-    session: Session, variant: Variant, device_type: str, launch: str, card_model: str = ""
-) -> list[NeededTuple]:
-    """As `stored_tuples`; only a card can list generated kernels, so `NoReadings` is raised if no
-    card of this model has listed those of the variant."""
-    stored = stored_tuples(session, variant, device_type, launch, card_model)
-    if stored or not variant.generates_kernels:
-        return stored
-    raise kernels_unknown(variant, card_model)
+def kernels_unknown(variant: Variant, title: str, card_model: str) -> NoReadings:
+    """The error for a variant whose generated kernels no card has listed.
 
-
-def kernels_unknown(variant: Variant, card_model: str) -> NoReadings:
-    """The error for a variant whose generated kernels no card has listed."""
+    Args:
+        title: of the variant, as users see it.
+        card_model: "": no card has compiled it.
+    """
     request = Request(variant=variant, protocol=Protocol(data=variant.data_of_calls))
     command = request.command().partition(" --launch")[0]
     eager = command.replace(f" --compile {variant.compile}", "")
     explained = eager.replace("farm run", "farm estimate", 1)
     return NoReadings(
-        f"The kernels of {variant} are unknown: no {card_model or 'card'} has compiled it.",
+        f"The kernels of {title} are unknown: no {card_model or 'card'} has compiled it.",
         f"Compile and measure it on such a card: {command}; or see what fusion saves at most "
         f"of the eager model: `{explained} --why`.",
     )

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from farm.addons.predict.floor import IdlePower, idle_energy_mj
 from farm.addons.predict.stored_predictor import CallPrediction, PredictedCost, PredictedValue
 from farm.errors import FarmError, UsageError
 from farm.requests.memory import MemoryNeed, pass_memory
@@ -43,6 +44,7 @@ _OTHER_JSON = frozenset(
         "gain",
         "largest_call_bytes",
         "least_us",
+        "idle_power",
     )
 )
 # card time to measure a tuple if the database has no reading: the median on an H200
@@ -186,6 +188,8 @@ class Estimate:
     gain: CompileGain | None = None
     # the least time of a sum with predictions by the data sheet of the card; 0: not known
     least_us: float = 0.0
+    # of all cards together: no predicted energy is below that of idle cards
+    idle_power: IdlePower = dataclasses.field(default_factory=IdlePower)
     # the age of the oldest reading, by the clock of the database; not in the JSON
     oldest_age_s: float | None = None
 
@@ -275,9 +279,11 @@ class Estimate:
         assert time is not None
 
         whole = _of_whole(time, "time", level)
+        whole_mj = energy and _of_whole(energy, "energy", level)
         if self.missing and self.total:
             whole = whole.at_least(self.least_us)
-        return whole, energy and _of_whole(energy, "energy", level)
+            whole_mj = whole_mj and whole_mj.above(idle_energy_mj(whole, self.idle_power.power_w))
+        return whole, whole_mj
 
     @property
     def shares(self) -> dict[str, float]:
