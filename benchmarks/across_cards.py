@@ -58,7 +58,7 @@ LEAST_MEASURED = 0.75  # share of the tuples of a model that both cards have rea
 #: Target -> its measured value in a row of a data set.
 VALUES = {
     "time_us": lambda row: row.cost.time_us.value,
-    "power_w": lambda row: row.power_w,
+    "power_w": lambda row: row.cost.mean_power_w,
     "energy_mj": lambda row: value_of(row.cost.energy_mj),
 }
 
@@ -107,7 +107,7 @@ def chosen_order(session: Session) -> list[str]:
         np.array(values, dtype=float)
         for values in (
             [row.cost.time_us.value for row in rows],
-            [row.power_w or np.nan for row in rows],
+            [row.cost.mean_power_w or np.nan for row in rows],
         )
     )
     costs = dataclasses.replace(CallCosts.empty(len(rows)), time_us=times, power_w=watts)
@@ -346,7 +346,7 @@ def offsets(session: Session) -> None:
         used, tested = ([own[place] for place in places] for places in (order[:LIST], order[LIST:]))
         calls, watts = (
             [row.call for row in tested],
-            np.array([row.power_w or np.nan for row in tested]),
+            np.array([row.cost.mean_power_w or np.nan for row in tested]),
         )
         corrected = TransferredPredictor.fit(costs_of, data.card, used, name).costs(calls)
         for found, costs in zip(errors.values(), (costs_of.at(calls)[0], corrected), strict=True):

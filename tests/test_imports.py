@@ -291,13 +291,13 @@ def test_farm_loads_a_name_when_it_is_asked_for_and_nothing_before():
     code = (
         "import sys, farm\n"
         "assert not [name for name in sys.modules if name.startswith('farm.')]\n"
-        "assert farm.Variant.__module__ == 'farm.types.protocol'\n"
+        "assert farm.Variant.__module__ == 'farm.types.variant'\n"
         "assert 'torch' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     homes = {name: getattr(farm, name).__module__ for name in farm.__all__ if name != "__version__"}
-    assert homes["Variant"] == "farm.types.protocol"
+    assert homes["Variant"] == "farm.types.variant"
     assert set(homes) <= set(dir(farm))
     assert all(home.startswith("farm.") for home in homes.values()), homes
     assert not hasattr(farm, "Anything")

@@ -46,7 +46,7 @@ from typing import Any, TextIO
 
 import psutil
 
-from farm.benchmark_process.handlers import Handler, OpenCard
+from farm.benchmark_process.handlers import HANDLERS, Handler, OpenCard
 from farm.benchmark_process.requests import (
     CompiledAhead,
     CompileRequest,
@@ -55,12 +55,10 @@ from farm.benchmark_process.requests import (
     ProcessRequest,
     SubjectRequest,
     TurnsRequest,
-    Verified,
     VerifyRequest,
     from_json,
     to_json,
 )
-from farm.benchmark_process.torch_handlers import HANDLERS
 from farm.devices import simulated
 from farm.devices.device import Card, Device
 from farm.devices.host import find_card, open_device
@@ -70,8 +68,10 @@ from farm.extensions import handlers as handlers_of_add_ons
 from farm.extensions import offload
 from farm.settings import die_with_parent, settings, user_models
 from farm.training.version import check_version, model_revision
-from farm.types.protocol import OnPhase, Software, Subject
+from farm.types.protocol import OnPhase
 from farm.types.reading import Reading
+from farm.types.software import Software
+from farm.types.subject import Subject
 from farm.types.tokens import Tokens
 from farm.types.verification import Verification
 
@@ -331,11 +331,8 @@ class SimulatedRunner(Runner):
         self.software = simulated.SOFTWARE
         self.handlers = {
             MeasureRequest: self._measure,
-            VerifyRequest: lambda request, on_phase: Verified(
-                None,
-                Verification(
-                    launch=request.protocol.launch, matches=True, differences=(), simulated=True
-                ),
+            VerifyRequest: lambda request, on_phase: Verification(
+                launch=request.protocol.launch, matches=True, differences=(), simulated=True
             ),
             FingerprintRequest: lambda request, on_phase: {},
         }
@@ -383,8 +380,8 @@ class TorchVerifier(Runner):
         self.preparations = (functools.partial(import_module, "torchvision"),) if cuda else ()
         self.software = software_of(torch, device.card)
         self.handlers = {
-            VerifyRequest: lambda one, on_phase: Verified(
-                *verification.verify(one.subject, one.protocol, self._torch_device, one.predicted)
+            VerifyRequest: lambda one, on_phase: verification.verify(
+                one.subject, one.protocol, self._torch_device, one.predicted
             ),
             CompileRequest: lambda one, on_phase: self._compile(one),
         }

@@ -20,8 +20,10 @@ from farm.errors import Unmeasurable
 from farm.settings import Settings
 from farm.types.error_counters import ErrorCounters
 from farm.types.figure import Figure
-from farm.types.protocol import OnPhase, Protocol, Software, Subject
+from farm.types.protocol import OnPhase, Protocol
 from farm.types.reading import Reading
+from farm.types.software import Software
+from farm.types.subject import Subject
 
 MODEL = "simulated card"
 DURATION_VARIABLE = "FARM_SIMULATED_ITEM_S"

@@ -37,7 +37,7 @@ from farm.store.tables import (
     SoftwareRow,
 )
 from farm.types.fingerprint import FINGERPRINT_VERSION, sound_fingerprint
-from farm.types.protocol import Software
+from farm.types.software import Software
 
 #: A card is lost if its worker has not been seen for this many heartbeats.
 LOST_AFTER_HEARTBEATS = 3

@@ -8,6 +8,7 @@ the claim or a worker has ended."""
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -113,9 +114,8 @@ def measure(
         with database.write() as session:
             # it may differ from that of the card, see `Software.communication`
             store_software(session, software)
-        measured = (claimed.subject, claimed.protocol, claimed.stopping)
-        limit_s = settings().item_timeout_s
-        return group.measure(*measured, predicted=predicted, timeout_s=limit_s, on_phase=on_phase)
+        work = dataclasses.replace(claimed.work, predicted=predicted)
+        return group.measure(work, timeout_s=settings().item_timeout_s, on_phase=on_phase)
 
 
 def peers_at_work(database: Database, claimed: Claim) -> bool:

@@ -20,7 +20,6 @@ from farm.benchmark_process.client import BenchmarkProcess, CardReading
 from farm.benchmark_process.requests import (
     FingerprintRequest,
     TurnsRequest,
-    Verified,
     VerifyRequest,
 )
 from farm.devices.device import Card
@@ -47,7 +46,8 @@ from farm.store.database import Database
 from farm.store.tables import CardState, Item
 from farm.types.card_kind import is_cpu_id
 from farm.types.error_counters import ERROR_COUNTERS
-from farm.types.protocol import Software
+from farm.types.software import Software
+from farm.types.verification import Verification
 
 log = logging.getLogger("farm.worker")
 
@@ -299,20 +299,16 @@ class ItemDriver:
         if not verify and not self.benchmark.card.is_simulated:
             # without verification, only a simulated card needs the predicted calls
             predicted = None
-        predicted = predicted or None  # generated kernels are not predicted
-        if self.benchmark.card.is_cpu and claimed.protocol.takes_turns:
+        # generated kernels are not predicted
+        work = dataclasses.replace(claimed.work, predicted=predicted or None)
+        if self.benchmark.card.is_cpu and work.protocol.takes_turns:
             self._time_in_turn(claimed)
         measured = self.benchmark.measure(
-            claimed.subject,
-            claimed.protocol,
-            claimed.stopping,
-            predicted=predicted,
-            verify=verify,
-            on_phase=partial(self.phase, claimed),
+            work, verify=verify, on_phase=partial(self.phase, claimed)
         )
         if claimed.records_errors:
             measured = self._with_error_counters(measured)
-        key = (claimed.job_id, claimed.subject.id, claimed.protocol.id)
+        key = _key_of(claimed)
         if key in self._lost:
             self._lost.discard(key)
             reading = measured.reading.flagged("timed_alone")
@@ -435,8 +431,8 @@ class ItemDriver:
             self.follow_up(self.retried(items.fail, self.database, claimed, *failure, again=True))
             self.retrying(*failure)
             return None
-        if measured.verified is not None and claimed.capture_id is not None:
-            observed_id = self._store_verified(claimed.capture_id, measured.verified)
+        if measured.verification is not None and claimed.capture_id is not None:
+            observed_id = self._store_verified(claimed.capture_id, measured.verification)
             if observed_id is not None:
                 self.retried(items.drop_not_run, self.database, claimed.job_id, observed_id)
         closed = self._store(claimed, measured)
@@ -455,7 +451,7 @@ class ItemDriver:
         """The turn of an item. The compilations of this host pause if its time depends on the
         host.
         """
-        depends_on_host = is_cpu_id(self.card_id) or claimed.protocol.launch == "eager"
+        depends_on_host = is_cpu_id(self.card_id) or claimed.work.protocol.launch == "eager"
         with quiet(settings().lock_dir) if depends_on_host else contextlib.nullcontext():
             yield
         if self.ahead is not None:
@@ -471,9 +467,9 @@ class ItemDriver:
         """Compile a model on the card and store its list of kernels; the next round measures them
         and the model.
         """
-        request = VerifyRequest(claimed.subject, claimed.protocol)
+        request = VerifyRequest(claimed.work.subject, claimed.work.protocol)
         try:
-            verified = self.benchmark.verify(
+            verification = self.benchmark.verify(
                 request, settings().item_timeout_s, partial(self.phase, claimed)
             )
         except (
@@ -483,16 +479,16 @@ class ItemDriver:
             raise Unmeasurable(
                 error.reason, f"{line} {error.next_step}".strip() + f"\n{more}".rstrip()
             ) from error
-        if verified.observed is None:
+        if verification.observed is None:
             raise Unmeasurable(
                 "not_available", "A simulated card cannot compile a model. Choose another card."
             )
         assert claimed.capture_id is not None
-        self._store_verified(claimed.capture_id, verified)
+        self._store_verified(claimed.capture_id, verification)
         self.follow_up(self.retried(items.listed, self.database, claimed))
         return ItemOutcome("listed")
 
-    def _store_verified(self, capture_id: int, verified: Verified) -> int | None:
+    def _store_verified(self, capture_id: int, verification: Verification) -> int | None:
         """Store what the card has shown about a capture; return the id of the observed capture,
         see `store_observed`.
         """
@@ -500,8 +496,7 @@ class ItemDriver:
             store_observed,
             self.database,
             capture_id,
-            verified.observed,
-            verified.verification,
+            verification,
             card_id=self.card_id,
         )
 
@@ -512,7 +507,7 @@ class ItemDriver:
         The benchmark process keeps the results until it measures these items. If it crashes before,
         each item is measured alone, so that only the item that makes it crash fails. If this
         process must stop, only the claimed item is measured. Such readings are flagged."""
-        key = (claimed.job_id, claimed.subject.id, claimed.protocol.id)
+        key = _key_of(claimed)
         if key in self._timed:
             self._timed.discard(key)
             if not self.benchmark.alive or self.benchmark.starts != self._timed_by:
@@ -522,7 +517,7 @@ class ItemDriver:
             items.waiting_beside, self.database, claimed, self.card_id, MOST_IN_TURN
         )
         pairs = [
-            (claimed.subject, claimed.protocol),
+            (claimed.work.subject, claimed.work.protocol),
             *(pair for pair in behind if pair[1].takes_turns),
         ]
         subjects, protocols = zip(*pairs, strict=True)
@@ -537,7 +532,7 @@ class ItemDriver:
 
         try:
             counts = tuple(calls.get(subject.id, 1) for subject in subjects)
-            request = TurnsRequest(subjects, protocols, counts, claimed.stopping)
+            request = TurnsRequest(subjects, protocols, counts, claimed.work.stopping)
             positions = self.benchmark.call(request, on_phase=on_phase)
         except _MustStop:
             self._lost.add(key)
@@ -599,6 +594,11 @@ class ItemDriver:
                         self.spool.folder,
                     )
                 raise
+
+
+def _key_of(claimed: Claim) -> tuple[str, ...]:
+    """What a CPU times in turn: a subject of a job under a protocol."""
+    return claimed.job_id, claimed.work.subject.id, claimed.work.protocol.id
 
 
 def _pauses_s(most_s: float) -> Iterator[float]:

@@ -28,6 +28,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import aliased
 from sqlmodel import Session, and_, col, or_, select
 
+from farm.benchmark_process.requests import MeasureRequest
 from farm.errors import Unmeasurable, Unreadable
 from farm.jobs import groups
 from farm.store import item_state, tables
@@ -44,9 +45,11 @@ from farm.store.database import (
 )
 from farm.store.reuse import find_readings, satisfies, software_of_groups
 from farm.store.tables import Item, ItemRole, ItemState, Job, JobState
-from farm.types.protocol import Protocol, Stopping, Subject, Variant
+from farm.types.protocol import Protocol
 from farm.types.reading import Reading
 from farm.types.request import CARD_CHECK, Request
+from farm.types.subject import Subject
+from farm.types.variant import Variant
 
 
 class DeclineReason(StrEnum):
@@ -65,7 +68,9 @@ class DeclineReason(StrEnum):
 
 @dataclass(frozen=True)
 class Claim:
-    """A worker's right to measure one item, with everything that the measurement needs."""
+    """A worker's right to measure one item, with everything that the measurement needs.
+
+    ``work`` is what the benchmark process is asked."""
 
     item_id: int
     job_id: str
@@ -73,10 +78,7 @@ class Claim:
     token: str
     role: str
     label: str
-    short_name: str
-    subject: Subject
-    protocol: Protocol
-    stopping: Stopping
+    work: MeasureRequest
     capture_id: int | None = None
     card_state: str = ""  # the state in the row of its card
     cards: tuple[str, ...] = ()  # of an item on several cards: their ids, in the order of the ranks
@@ -88,7 +90,7 @@ class Claim:
     @property
     def variant_id(self) -> str:
         """The id of the variant whose kernels the item needs; "" if it needs no kernels."""
-        variant = self.subject.built_variant
+        variant = self.work.subject.built_variant
         return variant.id if variant is not None and variant.generates_kernels else ""
 
     @property
@@ -243,8 +245,24 @@ def _claim(
     after_group = item.cards == 1 and item.group_item_id is not None
     if after_group:
         groups.end_reservation(session, card_id)
-    return dataclasses.replace(
-        _describe(session, item, request, token), cards=group, after_group=after_group
+    work, label, capture_id = _work(session, item, request), item.label, None
+    if work.subject.whole:
+        label = str(request.variant)
+        this_round = session.get(tables.Round, (item.job_id, item.round))
+        capture_id = this_round.capture_id if this_round else None
+    return Claim(
+        item_id=item.id,
+        job_id=item.job_id,
+        round=item.round,
+        token=token,
+        role=item.role,
+        label=label,
+        work=work,
+        capture_id=capture_id,
+        card_state=item.card_state,
+        cards=group,
+        after_group=after_group,
+        records_errors=request.sweep is not None and request.sweep.operator == CARD_CHECK,
     )
 
 
@@ -314,7 +332,6 @@ def _described(*which: Any, software_id: str = "") -> Any:
         is_known.label("known"),
         operator.spec,
         operator.label,
-        operator.short_name,
     )
     return (
         sqlalchemy.select(*_USED, *facts)
@@ -336,42 +353,28 @@ def _subject_key(item: Any, reuse: str, software_id: str) -> str:
     return key if reuse != "none" else f"{key}:{item.job_id}:{item.role}"
 
 
-def _describe(session: Session, item: Any, request: Request, token: str) -> Claim:
-    """Return the claim on an item. ``item``: a row of `_described`."""
-    capture_id = tokens = None
+def _work(session: Session, item: Any, request: Request) -> MeasureRequest:
+    """Return what measures an item. ``item``: a row of `_described`. Raises `Unreadable`."""
+    variant, tokens = request.variant, None
     is_whole = item.subject_kind == "variant"
-    kernels = kernel_source(session, request.variant, item.job_id, item.round)
-    if not is_whole:
-        assert item.label is not None, "foreign data: an item's operator is stored before the item"
-        spec, label, short_name = item.spec, item.label, item.short_name
-        if not isinstance(spec, dict):
-            raise Unreadable(
-                f"The stored description of {label} cannot be read.", "Capture the model again."
-            )
-    else:
-        assert request.variant is not None
-        spec, label, short_name = request.variant.to_json(), str(request.variant), "whole model"
-    if request.variant is not None and request.variant.text and (kernels or is_whole):
-        tokens = find_tokens(session, request.variant.text).to_json()
+    kernels = kernel_source(session, variant, item.job_id, item.round)
     if is_whole:
-        newest = session.get(tables.Round, (item.job_id, item.round))
-        capture_id = newest.capture_id if newest else None
-    subject = Subject("variant" if is_whole else "operator", item.subject_id, spec, tokens, kernels)
-    return Claim(
-        item_id=item.id,
-        job_id=item.job_id,
-        round=item.round,
-        token=token,
-        role=item.role,
-        label=label,
-        short_name=short_name,
-        subject=subject,
+        assert variant is not None
+        spec = variant.to_json()
+    else:
+        assert item.label is not None, "foreign data: an item's operator is stored before the item"
+        spec = item.spec
+    if not isinstance(spec, dict):
+        raise Unreadable(
+            f"The stored description of {item.label} cannot be read.", "Capture the model again."
+        )
+    if variant is not None and variant.text and (kernels or is_whole):
+        tokens = find_tokens(session, variant.text).to_json()
+    return MeasureRequest(
+        Subject("variant" if is_whole else "operator", item.subject_id, spec, tokens, kernels),
         # with data policy `seen`, items differ in protocol
-        protocol=_protocol(session, item.protocol_id) or request.protocol,
-        stopping=request.stopping.allowing(item.half_width),
-        capture_id=capture_id,
-        card_state=item.card_state,
-        records_errors=request.sweep is not None and request.sweep.operator == CARD_CHECK,
+        _protocol(session, item.protocol_id) or request.protocol,
+        request.stopping.allowing(item.half_width),
     )
 
 
@@ -444,8 +447,8 @@ def waiting_beside(
             waiting.order_by(col(Item.role) != "whole", col(Item.id)).limit(most)
         ):
             with contextlib.suppress(Unreadable):
-                beside = _describe(session, item, Request.from_json(item.request), "")
-                subjects.append((beside.subject, beside.protocol))
+                work = _work(session, item, Request.from_json(item.request))
+                subjects.append((work.subject, work.protocol))
     return subjects, calls
 
 
@@ -486,11 +489,11 @@ def coming_models(database: Database, card_id: str) -> list[ComingModel]:
         models: list[ComingModel] = []
         for item in session.execute(_described(*of_card).order_by(col(Item.id)).limit(MOST_COMING)):
             with contextlib.suppress(Unreadable):
-                claim = _describe(session, item, Request.from_json(item.request), "")
-                asked = claim.subject.built_variant
-                if asked is not None:
+                work = _work(session, item, Request.from_json(item.request))
+                built = work.subject.built_variant
+                if built is not None:
                     waits = item.state == ItemState.WAITING
-                    models.append(ComingModel(asked, claim.subject, claim.protocol, waits))
+                    models.append(ComingModel(built, work.subject, work.protocol, waits))
         return models
 
 
@@ -536,7 +539,12 @@ def _complete(
             return FollowUp(False)
         ids = {"card_id": card_id, "card_model": item.card_model, "software_id": software_id}
         row = add_reading(
-            session, reading, packed, claimed.subject, **ids, protocol_id=claimed.protocol.id
+            session,
+            reading,
+            packed,
+            claimed.work.subject,
+            **ids,
+            protocol_id=claimed.work.protocol.id,
         )
         reading_id = row.id
         accept = item_state.KEEP if item.state == ItemState.CANCELLED else item_state.READ

@@ -19,8 +19,8 @@ import torch
 from torch import nn
 
 from farm.types.format import plural
-from farm.types.protocol import Variant
 from farm.types.tensor_kinds import REAL_FLOATING, bytes_of, is_plain, is_real_floating
+from farm.types.variant import Variant
 
 #: The farm measures on a CPU with one thread.
 _OF_THE_FARM = ("torch.set_num_threads",)

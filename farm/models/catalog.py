@@ -20,7 +20,7 @@ from farm.models.source import Source
 from farm.models.timm import Timm
 from farm.models.torchvision import Torchvision
 from farm.models.transformers import Transformers
-from farm.types.protocol import Variant
+from farm.types.variant import Variant
 
 if TYPE_CHECKING:
     import torch

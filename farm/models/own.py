@@ -45,7 +45,8 @@ from farm.models.source import Source
 from farm.models.user_code import user_code
 from farm.models.user_modules import seeded, user_modules
 from farm.settings import settings, user_models
-from farm.types.protocol import FROM_FILE, IMAGE_PX, LARGEST_NUMBER, Variant
+from farm.types.fields import LARGEST_NUMBER
+from farm.types.variant import FROM_FILE, IMAGE_PX, Variant
 
 if TYPE_CHECKING:
     import torch

@@ -18,7 +18,7 @@ from farm.models.entry import ModelEntry
 from farm.models.own import batched
 from farm.models.source import Source, install_line, is_installed
 from farm.settings import user_models
-from farm.types.protocol import Variant
+from farm.types.variant import Variant
 
 if TYPE_CHECKING:
     import torch

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from farm.types.protocol import Variant
     from farm.types.tokens import Tokens
+    from farm.types.variant import Variant
 
 _CHOICES = 2  # choices per sample, for a model with double heads
 _MEL_BINS = 80

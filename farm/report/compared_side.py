@@ -35,7 +35,8 @@ from farm.store.database import by_key, fetch, fetch_values, in_fixed_order, val
 from farm.store.query import Filters, parse, select_readings
 from farm.types.fields import names_of
 from farm.types.figure import Figure, figure_of, share_of
-from farm.types.protocol import Variant, software_values
+from farm.types.software import software_values
+from farm.types.variant import Variant
 from farm.verdict.cost_line import CostLine, TupleView
 from farm.verdict.figures import CallCost
 from farm.verdict.verdict import Verdict

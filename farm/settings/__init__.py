@@ -115,6 +115,8 @@ class Settings(BaseSettings):
     # a worker's GPUs are checked so often (`farm worker --check-every`); 0: never
     check_every_s: float = Field(0.0, ge=0)
     check_quarantine: bool = False  # whether a card that such a check finds outside is quarantined
+    # whether a command measures on a GPU of this host on which other processes compute
+    allow_shared: bool = False
     target: float = Field(0.95, gt=0, le=1)  # accuracy and coverage that a verdict needs to pass
     flower_port: int = Field(5555, ge=0, le=65535)
     flower_basic_auth: str = ""  # user:password. "": none, and loopback only

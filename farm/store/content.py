@@ -23,10 +23,13 @@ from farm.store.tables import SoftwareRow
 from farm.subjects.label import label_of
 from farm.subjects.parsing import parse
 from farm.types.fields import names_of
-from farm.types.protocol import Protocol, Software, Subject, Variant
+from farm.types.protocol import Protocol
 from farm.types.reading import Reading
+from farm.types.software import Software
+from farm.types.subject import Subject
 from farm.types.tokens import Tokens, TokensRejected
 from farm.types.tuple import Cost, OperatorTuple
+from farm.types.variant import Variant
 
 
 def insert_new(session: Session, table: type[SQLModel], rows: list[dict[str, Any]]) -> None:

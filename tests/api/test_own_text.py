@@ -70,7 +70,7 @@ def test_workers_find_the_ids_in_the_database(
     with any_database.read() as session:
         assert find_tokens(session, variant.text) == ids
     (whole,) = items_of(any_database, opened.job_id, "whole")
-    assert claim(any_database, whole).subject.tokens == ids.to_json()
+    assert claim(any_database, whole).work.subject.tokens == ids.to_json()
 
     user_models.forget_texts()  # another process takes it apart, for another kind of card
     open_job(

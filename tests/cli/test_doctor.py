@@ -21,7 +21,7 @@ from farm.devices.software import Installed, installed_torch
 from farm.jobs import cards
 from farm.settings import Settings, settings
 from farm.store import tables
-from farm.types.protocol import Software
+from farm.types.software import Software
 from tasks import embedded
 from tasks.doctor import broker, drivers
 from tasks.doctor import database as database_examined

@@ -19,7 +19,8 @@ from farm.settings import settings
 from farm.store import tables
 from farm.store.data_columns import FORMAT, TABLES, as_markdown
 from farm.store.query import parse
-from farm.types.protocol import Protocol, Variant
+from farm.types.protocol import Protocol
+from farm.types.variant import Variant
 from tests.cli.conftest import farm  # noqa: F401
 from tests.report import filled, rows
 from tests.report.measured import measured

@@ -24,7 +24,7 @@ from farm.settings import environment_of_children, settings
 from farm.training import extract as extraction
 from farm.training.extract import extract
 from farm.training.version import versioned
-from farm.types.protocol import Variant
+from farm.types.variant import Variant
 
 
 def title_of(variant):

@@ -9,7 +9,7 @@ import pytest
 from farm.errors import UsageError
 from farm.models import catalog
 from farm.settings import user_models
-from farm.types.protocol import Variant
+from farm.types.variant import Variant
 from tests.own_text import WORDS, write_own_text
 
 

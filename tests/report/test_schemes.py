@@ -15,8 +15,8 @@ from farm.report.crossover import Trend
 from farm.report.schemes import Cell, axis_of, compare_schemes
 from farm.store import tables
 from farm.types.figure import Figure
-from farm.types.protocol import Variant
 from farm.types.request import Request
+from farm.types.variant import Variant
 from farm.verdict.cost_line import Change
 from tests.report import rows
 

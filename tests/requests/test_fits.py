@@ -9,7 +9,7 @@ from farm.errors import UsageError
 from farm.models import catalog
 from farm.requests.memory import check_fits, memory_of
 from farm.settings import settings
-from farm.types.protocol import Variant
+from farm.types.variant import Variant
 
 CARD = Card(id="GPU-1", kind="cuda", model="NVIDIA H200", memory_bytes=0, host="alpha")
 IMAGE_BYTES = 3 * 224 * 224 * 4

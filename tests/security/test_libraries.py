@@ -16,6 +16,7 @@ import farm
 from benchmarks.forged_tuples import forged, send
 from benchmarks.library_operators import reason_of, text_of
 from farm.benchmark_process.client import BenchmarkProcess
+from farm.benchmark_process.requests import MeasureRequest
 from farm.devices.cpu import cpu_card
 from farm.errors import SettingsError, TupleRejected, Unmeasurable
 from farm.models import own
@@ -28,7 +29,8 @@ from farm.subjects.allow_list import overload_of
 from farm.subjects.library import Library
 from farm.subjects.parsing import parse
 from farm.training.extract import extract
-from farm.types.protocol import Protocol, Stopping, Subject
+from farm.types.protocol import Protocol, Stopping
+from farm.types.subject import Subject
 from farm.types.tuple import OperatorTuple, TensorSpec
 from tests import slow
 
@@ -351,7 +353,7 @@ def measured(spec, environment):
     with BenchmarkProcess(cpu_card(settings()).id, environment) as process:
         process.wait_ready()
         subject = Subject("operator", spec.id, spec.to_json())
-        return process.measure(subject, Protocol(), stopping, timeout_s=60.0)
+        return process.measure(MeasureRequest(subject, Protocol(), stopping), timeout_s=60.0)
 
 
 @slow.PROCESS

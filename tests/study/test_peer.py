@@ -19,7 +19,7 @@ from farm.devices.lock import CardLock
 from farm.errors import CardBusy, FarmError, Unmeasurable, UsageError
 from farm.settings import settings
 from farm.store import tables
-from farm.types.protocol import Variant
+from farm.types.variant import Variant
 from tests.addons.memory.test_offload import Fake
 from tests.report import filled
 

@@ -15,8 +15,8 @@ from farm.jobs.jobs import create
 from farm.settings import Settings
 from farm.store.database import Database
 from farm.store.tables import CardRow, Job, ReadingRow
-from farm.types.protocol import Software
 from farm.types.request import CARD_CHECK, LINK_CHECK, Request, Sweep
+from farm.types.software import Software
 from tasks import card_checks as regular
 from tasks.card_checks import RegularChecks
 from tests import slow

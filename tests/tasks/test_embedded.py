@@ -16,8 +16,9 @@ from farm.requests.resolved import ResolvedRequest
 from farm.settings import settings
 from farm.store.job_ids import find_job
 from farm.store.tables import VerdictRow
-from farm.types.protocol import Protocol, Software
+from farm.types.protocol import Protocol
 from farm.types.request import Request, Sweep
+from farm.types.software import Software
 from tasks.embedded import EmbeddedFarm
 from tasks.submissions import submit
 from tests import slow

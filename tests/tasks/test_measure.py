@@ -54,8 +54,8 @@ class Benchmark:
     def fingerprint(self):
         raise Unmeasurable("raised", "it is not asked for one here")
 
-    def measure(self, subject, *_, **__):
-        self.asked.append(subject.id)
+    def measure(self, request, **_):
+        self.asked.append(request.subject.id)
         return CardReading(READING, SOFTWARE, CARD)
 
 

@@ -22,7 +22,7 @@ from farm.store.content import stored_variant
 from farm.store.tables import ModelVariant
 from farm.training import foreseen_kernels as foreseen
 from farm.training.foreseen_kernels import foreseen_kernels, foreseen_pass
-from farm.types.protocol import Variant
+from farm.types.variant import Variant
 from tests import slow
 from tests.operators.compiled_models import Refused
 

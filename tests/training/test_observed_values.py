@@ -20,8 +20,9 @@ from farm.training.observed_values import (
     observe_values,
     watch_values,
 )
-from farm.types.protocol import Protocol, Variant
+from farm.types.protocol import Protocol
 from farm.types.value_profiles import class_of
+from farm.types.variant import Variant
 from tests.benchmark.operators import linear
 
 

@@ -12,7 +12,8 @@ from farm.models import catalog
 from farm.operators.rebuild import rebuild
 from farm.settings import settings
 from farm.training.extract import extract
-from farm.types.protocol import Software, Variant
+from farm.types.software import Software
+from farm.types.variant import Variant
 from tests.benchmark_process.test_group import TINY
 
 pytest.importorskip("transformers")

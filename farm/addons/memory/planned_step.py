@@ -42,7 +42,9 @@ from farm.operators.captured import CapturedCall, CapturedPass
 from farm.operators.rebuild import Rebuilt
 from farm.types import intervals
 from farm.types.figure import Figure
-from farm.types.protocol import Protocol, Subject, Variant
+from farm.types.protocol import Protocol
+from farm.types.subject import Subject
+from farm.types.variant import Variant
 
 WARM_UP_S = 0.3  # duration of the warm-up replays
 WINDOW_S = 1.0  # duration of all timed replays

@@ -24,10 +24,12 @@ from farm.subjects.allow_list import written_by_schema
 from farm.subjects.parsing import parse
 from farm.training.tensor_lifetime import Life
 from farm.types.format import count_of
-from farm.types.protocol import Launch, Placement, Protocol, Variant
+from farm.types.placement import Placement
+from farm.types.protocol import Launch, Protocol
 from farm.types.reading import CPU_METHOD, METHOD
 from farm.types.request import Request
 from farm.types.tuple import OperatorTuple
+from farm.types.variant import Variant
 
 # Compare medians: `time_us` is the median in readings with slow tensors (without power), but the
 # mean in others.

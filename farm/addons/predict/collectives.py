@@ -32,7 +32,7 @@ from farm.subjects.registry import kinds_on_several_cards
 from farm.types.collective import COLLECTIVES
 from farm.types.figure import Figure, PassCost, value_of
 from farm.types.format import plural
-from farm.types.protocol import Software
+from farm.types.software import Software
 from farm.types.tuple import DTYPES, NeededTuple
 from farm.verdict.figures import VIEW_COLUMNS, ReadingView
 from farm.verdict.model_readings import most_similar

@@ -21,7 +21,7 @@ from farm.addons.predict.generated_kernels import KERNEL, LearnedKernels, kernel
 from farm.addons.predict.stored_predictor import StoredPredictor
 from farm.exchange.packaged import packaged_database
 from farm.store.columns import OPERATOR, READING
-from farm.types.protocol import Variant
+from farm.types.variant import Variant
 
 if TYPE_CHECKING:
     from farm.training.extract import Extraction

@@ -29,9 +29,18 @@ from farm.addons.predict.stored_predictor import (
     StoredPredictor,
 )
 from farm.addons.predict.tile_roofline import CardRates
-from farm.store.columns import CALL, CAPTURE, OF_TUPLES, OPERATOR, READING, VARIANT
+from farm.store.columns import (
+    CALL,
+    CAPTURE,
+    GENERATE_KERNELS,
+    OF_TUPLES,
+    OPERATOR,
+    READING,
+    VARIANT,
+)
 from farm.store.reuse import sound_readings
-from farm.types.protocol import Software
+from farm.types.figure import Figure, PassCost, figure_of
+from farm.types.software import Software
 from farm.types.tuple import NeededTuple
 
 _COLUMNS = ("subject_id", "time_us", "energy_mj", "flags")
@@ -43,13 +52,11 @@ class LibraryReading:
 
     Attributes:
         families: of the models that have this call.
-        power_w: None: not measured.
     """
 
     call: NeededTuple
     families: frozenset[str]
-    time_us: float
-    power_w: float | None
+    cost: PassCost
 
 
 def library_readings(session: Session, card_model: str) -> list[LibraryReading]:
@@ -58,7 +65,7 @@ def library_readings(session: Session, card_model: str) -> list[LibraryReading]:
     calls = (
         sqlalchemy.select(CALL.operator_id, VARIANT.model)
         .where(CAPTURE.id == CALL.capture_id, VARIANT.id == CAPTURE.variant_id)
-        .where(OPERATOR.id == CALL.operator_id, OPERATOR.kind == "aten", VARIANT.compile != "")
+        .where(OPERATOR.id == CALL.operator_id, OPERATOR.kind == "aten", GENERATE_KERNELS)
         .distinct()
     )
     for operator_id, model in session.execute(calls):
@@ -73,8 +80,7 @@ def library_readings(session: Session, card_model: str) -> list[LibraryReading]:
         LibraryReading(
             _needed(of_id[operator_id]),
             frozenset(families[operator_id]),
-            row.time_us,
-            row.energy_mj / row.time_us * 1e3 if row.energy_mj else None,
+            PassCost(Figure(row.time_us), figure_of(row.energy_mj, None)),
         )
         for operator_id, row in newest.items()
         if row.time_us > 0
@@ -106,12 +112,14 @@ def library_factors(
     times: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     powers: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for reading, predicted in zip(readings, operators.predict(calls, calls).calls, strict=True):
-        group, predicted_us = library_group(reading.call), predicted.time_us.value
+        group = library_group(reading.call)
+        longer = reading.cost.time_us.value / predicted.time_us.value
+        power_w = reading.cost.mean_power_w
+        predicted_w = predicted.without_intervals.mean_power_w
         for family in reading.families:
-            times[group][family].append(math.log(reading.time_us / predicted_us))
-            if reading.power_w is not None and predicted.energy_mj is not None:
-                predicted_w = predicted.energy_mj.value / predicted_us * 1e3
-                powers[group][family].append(math.log(reading.power_w / predicted_w))
+            times[group][family].append(math.log(longer))
+            if power_w and predicted_w:
+                powers[group][family].append(math.log(power_w / predicted_w))
     return {group: Factor(_factor(times[group]), _factor(powers[group])) for group in times}
 
 

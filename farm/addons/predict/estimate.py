@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from farm.addons.predict.floor import IdlePower, idle_energy_mj
 from farm.addons.predict.stored_predictor import CallPrediction, PredictedCost, PredictedValue
 from farm.errors import FarmError, UsageError
 from farm.requests.memory import MemoryNeed, pass_memory
@@ -18,8 +19,10 @@ from farm.requests.partial_request import title_of
 from farm.types.fields import figure_json
 from farm.types.figure import Figure, PassCost, value_of
 from farm.types.format import ENERGY, TIME, quantity
-from farm.types.protocol import Protocol, Software, Variant
+from farm.types.protocol import Protocol
+from farm.types.software import Software
 from farm.types.tuple import NeededTuple
+from farm.types.variant import Variant
 from farm.verdict.expectation import Quantity, expected_whole
 from farm.verdict.figures import PerToken
 from farm.verdict.token_floor import TokenFloor, implementation_of
@@ -41,6 +44,7 @@ _OTHER_JSON = frozenset(
         "gain",
         "largest_call_bytes",
         "least_us",
+        "idle_power",
     )
 )
 # card time to measure a tuple if the database has no reading: the median on an H200
@@ -96,26 +100,25 @@ class CompileGain:
     Attributes:
         roofline_us: of all kernels of the compiled model. Kernels whose bytes are in the card's
             cache may be faster.
-        eager_time: of the model without --compile, in µs; None: not estimated.
-        eager_energy: in mJ; None: unknown.
+        eager: one pass of the model without --compile; None: not estimated.
         eager_is_measured: whether a card has measured the whole model without --compile.
     """
 
     roofline_us: float
-    eager_time: PredictedValue | None = None
-    eager_energy: PredictedValue | None = None
+    eager: PredictedCost | None = None
     eager_is_measured: bool = False
 
     def over(self, eager: Estimate) -> CompileGain:
         """The same, with the estimate of the model without --compile."""
-        return CompileGain(self.roofline_us, eager.time, eager.energy, eager.whole is not None)
+        cost = PredictedCost(eager.time, eager.energy)
+        return CompileGain(self.roofline_us, cost, eager.whole is not None)
 
     def faster(self, compiled: PredictedValue) -> PredictedValue | None:
         """The time without --compile over the time with it. Its interval is too wide, because the
         errors of both times have common causes."""
-        eager = self.eager_time
-        if eager is None:
+        if self.eager is None:
             return None
+        eager = self.eager.time_us
         factor = eager.value / compiled.value
         if eager.low is None or eager.high is None or not compiled.low or not compiled.high:
             return PredictedValue(factor)
@@ -123,9 +126,11 @@ class CompileGain:
 
     def to_json(self, compiled: PredictedValue) -> dict[str, Any]:
         """Plain JSON with units in the key names."""
+        eager = self.eager
+        time_us, energy_mj = (eager.time_us, eager.energy_mj) if eager else (None, None)
         return {
-            **interval_json("eager_time", "us", self.eager_time),
-            **interval_json("eager_energy", "mj", self.eager_energy),
+            **interval_json("eager_time", "us", time_us),
+            **interval_json("eager_energy", "mj", energy_mj),
             "eager_is_measured": self.eager_is_measured,
             "roofline_us": self.roofline_us,
             **interval_json("faster", "times", self.faster(compiled)),
@@ -183,6 +188,8 @@ class Estimate:
     gain: CompileGain | None = None
     # the least time of a sum with predictions by the data sheet of the card; 0: not known
     least_us: float = 0.0
+    # of all cards together: no predicted energy is below that of idle cards
+    idle_power: IdlePower = dataclasses.field(default_factory=IdlePower)
     # the age of the oldest reading, by the clock of the database; not in the JSON
     oldest_age_s: float | None = None
 
@@ -272,9 +279,11 @@ class Estimate:
         assert time is not None
 
         whole = _of_whole(time, "time", level)
+        whole_mj = energy and _of_whole(energy, "energy", level)
         if self.missing and self.total:
             whole = whole.at_least(self.least_us)
-        return whole, energy and _of_whole(energy, "energy", level)
+            whole_mj = whole_mj and whole_mj.above(idle_energy_mj(whole, self.idle_power.power_w))
+        return whole, whole_mj
 
     @property
     def shares(self) -> dict[str, float]:

@@ -25,7 +25,13 @@ from farm.addons.predict.estimate import (
     interval_at,
     sum_of,
 )
-from farm.addons.predict.floor import above_floor, sum_of_floors_us
+from farm.addons.predict.floor import (
+    IdlePower,
+    above_floor,
+    idle_energy_mj,
+    idle_power,
+    sum_of_floors_us,
+)
 from farm.addons.predict.rank_effects import added_time, rank_effects
 from farm.addons.predict.reading_sum import sum_of_readings
 from farm.addons.predict.routing import routing_note
@@ -39,7 +45,7 @@ from farm.errors import FarmError, NoReadings
 from farm.exchange.packaged import packaged_database
 from farm.requests.memory import MemoryNeed, memory_need
 from farm.requests.partial_request import default_data, title_of
-from farm.store.captures import known_tuples
+from farm.store.captures import kernels_unknown, stored_tuples
 from farm.store.card_models import card_bytes, peaks_of
 from farm.store.content import stored_software
 from farm.store.database import read_clock_s
@@ -48,10 +54,12 @@ from farm.types.collective import COLLECTIVES
 from farm.types.data_sheets import data_sheet, sheet_name_of
 from farm.types.figure import Figure, PassCost, figure_of
 from farm.types.format import TIME, percent, plural, quantity
-from farm.types.protocol import Protocol, Software, Variant
+from farm.types.protocol import Protocol
 from farm.types.request import Request
 from farm.types.roofline import Roofline
+from farm.types.software import Software
 from farm.types.tuple import NeededTuple
+from farm.types.variant import Variant
 from farm.verdict.model_readings import SelectedReadings, left_out, protocols_like, select_for_model
 from farm.verdict.token_floor import TokenFloor, has_floor, token_floor
 
@@ -103,7 +111,19 @@ def estimate(
         bound = "count with a lower bound (the roofline)"
         why = bound if predictor else f"have no reading, and {unfilled}"
         result = replace(result, incomplete_reason=_incomplete_reason(result, why))
+    result = replace(result, notes=(*result.notes, *_notes_on_energy(result)))
     return model.with_routing(result)
+
+
+def _notes_on_energy(result: Estimate) -> Iterator[str]:
+    """Say that the low end of the energy is that of an idle card, and where this power is from."""
+    energy, idle = result.energy, result.idle_power
+    least_mj = idle_energy_mj(result.time, idle.power_w).low
+    if least_mj is None or energy is None or energy.low is None or not idle.source:
+        return
+    if energy.low <= least_mj:
+        power = f"{idle.power_w:.0f} W, {idle.source}"
+        yield f"The low end of the energy is that of an idle card ({power}) in the shortest time."
 
 
 def _incomplete_reason(result: Estimate, why: str) -> str:
@@ -115,11 +135,13 @@ def _tuples_of(
     session: Session, variant: Variant, device_type: str, launch: str, card_model: str
 ) -> list[NeededTuple]:
     """The tuples of a stored capture, with the data classes of their calls; without one, the
-    extracted tuples. Raises `CaptureError` if the model cannot be extracted, and as
-    `known_tuples`."""
-    known = known_tuples(session, variant, device_type, launch, card_model)
-    if known:
-        return known
+    extracted tuples. Raises `CaptureError` if the model cannot be extracted, and `NoReadings` if no
+    card has listed its generated kernels."""
+    stored = stored_tuples(session, variant, device_type, launch, card_model)
+    if stored:
+        return stored
+    if variant.generates_kernels:
+        raise kernels_unknown(variant, title_of(variant), card_model)
     from farm.training.extract import extract
 
     return extract(variant, device_type=device_type).needed()
@@ -141,10 +163,7 @@ class _ModelOnCard:
     def weight(self) -> dict[str, float]:
         """Tuple id -> the estimated cost of all its calls. Unit: µs."""
         return {
-            needed.operator_id: self.roofline.estimate_us(
-                needed.flops, needed.bytes_moved, needed.short_name
-            )
-            * needed.all_calls
+            needed.operator_id: self.roofline.call_us(needed) * needed.all_calls
             for needed in self.needed
         }
 
@@ -309,7 +328,14 @@ class _ModelOnCard:
         unread = result.missing_by_id
         missing = [needed for needed in operators if needed.operator_id in unread]
         predicted = predictor.predict(missing, operators)
-        predicted = above_floor(predicted, missing, self.card_model, tf32=self.protocol.tf32)
+        idle = idle_power(self.session, self.card_model)
+        predicted = above_floor(
+            predicted,
+            missing,
+            self.card_model,
+            tf32=self.protocol.tf32,
+            idle_power_w=idle.power_w,
+        )
 
         cards = self.variant.cards
         calls = dict(of_collectives)
@@ -361,6 +387,7 @@ class _ModelOnCard:
             transfer=transfer,
             communication_us=result.communication_us + math.fsum(time.value for time in times[1:]),
             least_us=sum_of_floors_us(self.card_model, operators, tf32=self.protocol.tf32),
+            idle_power=IdlePower(cards * idle.power_w, idle.source),
             notes=tuple(notes),
         )
 

@@ -18,7 +18,7 @@ import typing
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,9 @@ from farm.settings.package_files import DATA, check_package_files
 from farm.settings.shared_files import make_private, replacing_file
 from farm.types.figure import Figure, PassCost
 from farm.types.format import ENERGY, TIME, quantity
-from farm.types.protocol import Protocol, Software
+from farm.types.protocol import Protocol
 from farm.types.roofline import Roofline
+from farm.types.software import Software
 from farm.types.tuple import NeededTuple
 
 
@@ -82,6 +83,16 @@ class PredictedValue:
         if self.low is None or self.high is None:
             return PredictedValue(max(self.value, bound))
         return PredictedValue(*(max(each, bound) for each in (self.value, self.low, self.high)))
+
+    def above(self, floor: PredictedValue) -> PredictedValue:
+        """Return the value and its interval, of which neither the value nor an end is below that of
+        a floor.
+        """
+        raised = PredictedValue(max(self.value, floor.value), self.low, self.high)
+        if self.low is None or self.high is None:
+            return raised
+        low = floor.value if floor.low is None else floor.low
+        return replace(raised, low=max(self.low, low), high=max(self.high, raised.value))
 
 
 @dataclass(frozen=True)
@@ -160,10 +171,7 @@ class RooflinePredictor:
     method: int = 0
 
     def predict(self, wanted: Sequence[NeededTuple], model: Sequence[NeededTuple]) -> Predictions:
-        times = [
-            self.roofline.estimate_us(entry.flops, entry.bytes_moved, entry.short_name)
-            for entry in wanted
-        ]
+        times = [self.roofline.call_us(entry) for entry in wanted]
         total = sum(time * entry.all_calls for time, entry in zip(times, wanted, strict=True))
         return Predictions(
             calls=tuple(CallPrediction(PredictedValue(time)) for time in times),

@@ -199,12 +199,12 @@ def _gain_cells(estimate: Estimate, level: float) -> tuple[str, ...]:
     gain = estimate.gain
     if gain is None:
         return (NOTHING,) * len(_GAIN_HEADS)
-    roofline, eager = quantity(gain.roofline_us, TIME), gain.eager_time
+    roofline, eager = quantity(gain.roofline_us, TIME), gain.eager
     faster = gain.faster(estimate.time_at(level))
     if eager is None or faster is None:
         return NOTHING, NOTHING, roofline
     ends = "" if faster.low is None else f" ({faster.low:.2g} to {faster.high:.2g})"
-    return f"{faster.value:.2g} times{ends}", quantity(eager.value, TIME), roofline
+    return f"{faster.value:.2g} times{ends}", quantity(eager.time_us.value, TIME), roofline
 
 
 def _gain(gain: CompileGain, compiled: PredictedValue) -> str:
@@ -219,10 +219,10 @@ def _gain(gain: CompileGain, compiled: PredictedValue) -> str:
 def _bounds(gain: CompileGain) -> str:
     """The roofline of a compiled model's kernels, and what the model takes without the compiler."""
     roofline = f"{quantity(gain.roofline_us, TIME)} at the roofline of its kernels"
-    if gain.eager_time is None:
+    if gain.eager is None:
         return roofline
     source = "measured" if gain.eager_is_measured else "predicted"
-    return f"{roofline}; {quantity(gain.eager_time.value, TIME)} without --compile ({source})"
+    return f"{roofline}; {quantity(gain.eager.time_us.value, TIME)} without --compile ({source})"
 
 
 def _width(estimate: Estimate, level: float) -> str:

@@ -28,8 +28,10 @@ from farm.benchmark.subjects.base import SubjectKind
 from farm.operators.capture import Around, run_with_owners
 from farm.operators.captured import CapturedPass
 from farm.types.details import Details
-from farm.types.protocol import Protocol, Stopping, Subject, Variant
+from farm.types.protocol import Protocol, Stopping
+from farm.types.subject import Subject
 from farm.types.tensor_kinds import bytes_of
+from farm.types.variant import Variant
 
 if TYPE_CHECKING:
     from farm.operators.profiler import WatchedPass

@@ -21,8 +21,10 @@ from farm.operators.captured import CapturedPass
 from farm.subjects.collective_calls import local_part
 from farm.subjects.encoding import tensors_in
 from farm.types.details import Details, MemoryUse
-from farm.types.protocol import Protocol, Subject, Variant
+from farm.types.protocol import Protocol
+from farm.types.subject import Subject
 from farm.types.tensor_kinds import bytes_of, is_plain
+from farm.types.variant import Variant
 
 
 class TrainingStep(WholeModel):

@@ -14,7 +14,8 @@ from farm.devices.cpu import farthest_node, no_slow_memory
 from farm.devices.device import Card
 from farm.errors import Unmeasurable
 from farm.operators.capture import capture
-from farm.types.protocol import Protocol, Subject
+from farm.types.protocol import Protocol
+from farm.types.subject import Subject
 
 CPU = torch.device("cpu")
 aten = torch.ops.aten

@@ -17,7 +17,8 @@ from farm.models import catalog
 from farm.operators.captured import CapturedPass
 from farm.training.extract import extract_step
 from farm.training.tensor_lifetime import Life
-from farm.types.protocol import Protocol, Subject
+from farm.types.protocol import Protocol
+from farm.types.subject import Subject
 from tests.addons.memory.test_offload import Fake
 
 CPU = torch.device("cpu")

@@ -20,7 +20,7 @@ from farm.errors import NoReadings, UsageError
 from farm.models import catalog
 from farm.settings import settings
 from farm.store import tables
-from farm.store.captures import known_tuples
+from farm.store.captures import stored_tuples
 from farm.store.card_models import card_model_named
 from farm.store.database import newest_schema, read_clock_s
 from farm.types.details import Burst, Details
@@ -390,9 +390,9 @@ def test_readings_of_every_data_class_count_for_flags_origins_and_age(database, 
 
     def needed(*arguments):
         classes = {"zeros": 1, "normal": 1}
-        return [dataclasses.replace(one, calls=classes) for one in known_tuples(*arguments)]
+        return [dataclasses.replace(one, calls=classes) for one in stored_tuples(*arguments)]
 
-    monkeypatch.setattr("farm.addons.predict.estimating.known_tuples", needed)
+    monkeypatch.setattr("farm.addons.predict.estimating.stored_tuples", needed)
     found = asked(database)
     assert found.origins == {"elsewhere": found.tuples, "": found.tuples}
     assert found.flags["unstable_clock"] == found.tuples

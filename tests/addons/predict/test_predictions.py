@@ -27,7 +27,8 @@ from farm.requests.memory import memory_need
 from farm.settings import settings
 from farm.store import tables
 from farm.store.database import Database
-from farm.types.protocol import Protocol, Variant
+from farm.types.protocol import Protocol
+from farm.types.variant import Variant
 from tests.addons.predict.made_up import MEDIANS
 from tests.cli.conftest import farm  # noqa: F401
 from tests.report import filled
