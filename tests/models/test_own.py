@@ -327,12 +327,8 @@ def test_an_error_of_the_users_function_is_shown_with_its_line(here):
     (here / "raises_here.py").write_text(NET)
     with pytest.raises(SettingsError, match="ValueError: no width") as caught:
         catalog.build(own.register("raises_here.py:bad"))
-    assert caught.value.next_step.endswith(
-        'raises_here.py, line 5: def helper(): raise ValueError("no width")'
-    )
-    with pytest.raises(
-        SettingsError, match="'raises_here:badd' could not build its model"
-    ) as caught:
+    assert "raises_here.py, line 5: def helper()" in caught.value.next_step
+    with pytest.raises(SettingsError, match="'raises_here:badd' could not build") as caught:
         catalog.build(own.register("raises_here.py:badd"))
     assert caught.value.next_step == "Did you mean bad?"
 
@@ -651,7 +647,7 @@ def test_a_given_dtype_casts_real_numbers_and_says_so(kinds):
     assert dtypes_of(variant) == ["float32"] * 4 + ["complex64"]
     assert catalog.example_inputs(variant, device="cpu")[0].dtype == torch.float32
     (line,) = differences(variant)
-    assert "tensors of bfloat16; they are measured as float32" in line
+    assert "bfloat16; they are measured as float32" in line
     assert "Tensors of complex64 are not changed" in line
     spectral = catalog.variant(kinds("spectral"), dtype="bfloat16")
     with pytest.raises(CaptureError) as caught:
