@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from farm.verdict.figures import ReadingView
 
+#: The key of the canary of the benchmark processes, a matrix product (`farm.benchmark.checks`).
+REFERENCE_OPERATOR = "reference operator"
+
 #: Id of a reference tuple -> its readings. Several ones show drift and differences between cards.
 CanaryReadings = Mapping[str, Sequence[ReadingView]]
 

@@ -32,7 +32,9 @@ from farm.types.software import software_values
 from farm.types.variant import Variant
 from farm.types.verification import Verification
 from farm.verdict.aggregate import added, aggregate, sum_lines
-from farm.verdict.canaries import CanaryReadings
+from farm.verdict.canaries import REFERENCE_OPERATOR, CanaryReadings
+from farm.verdict.check_readings import figures_of_checks
+from farm.verdict.checked_cards import CheckedCards, Kind, kind_of_work, levels_of, shares_of
 from farm.verdict.cost_line import CostLine, TupleView
 from farm.verdict.figures import (
     NOT_IN_SCOPE,
@@ -41,7 +43,7 @@ from farm.verdict.figures import (
     ReadingView,
     Whole,
 )
-from farm.verdict.replay import measured_lines
+from farm.verdict.replay import measured_lines, of_launch
 from farm.verdict.verdict import Verdict
 
 # Load only the columns that verdicts and reports use: there are tens of thousands of rows.
@@ -66,7 +68,7 @@ _OF_OPERATOR = (
     OPERATOR.flops,
     OPERATOR.bytes_moved,
 )
-_OF_READING = (*VIEW_COLUMNS, "subject_id", "software_id", "cost_s")
+_OF_READING = (*VIEW_COLUMNS, "subject_id", "software_id", "cost_s", "created_at_s")
 _STATES = {
     ItemState.CLAIMED: "being measured",
     ItemState.DEFERRED: "waits for another job's reading",
@@ -348,7 +350,7 @@ class JobResults:
             row = self.readings.get(reading_id)
             if row:
                 canaries[row.subject_id].append(ReadingView.of(row))
-        return {**canaries, "reference operator": self._reference_canaries()}
+        return {**canaries, REFERENCE_OPERATOR: self._reference_canaries()}
 
     def _reference_canaries(self) -> list[ReadingView]:
         """Return the measurements of the reference operator. Each benchmark process measures it
@@ -392,12 +394,35 @@ class JobResults:
         models = select(tables.Item.card_model).where(tables.Item.job_id == self.job.id)
         return card is not None and card.model in set(self.session.exec(models.distinct()))
 
+    @cached_property
+    def checked_cards(self) -> CheckedCards | None:
+        """The differences between the cards of the job. None if it has one card or splits a model,
+        or if one of its cards has no check with the same software, not long before or after its
+        readings."""
+        wholes = of_launch(self.wholes, self.protocol.launch)
+        readings = [part.reading for part in self.parts if part.reading]
+        card_ids = {view.card_id for view in (*readings, *wholes)}
+        if len(card_ids) < 2 or not wholes or self._cards > 1:
+            return None
+        rows = [self.readings[view.reading_id] for view in (*readings, *wholes)]
+        kinds: dict[str, Kind] = {REFERENCE_OPERATOR: "arithmetic"}
+        for part in self.parts:
+            subject = part.subject
+            work = subject.flops, subject.bytes_moved, subject.short_name
+            kinds[subject.operator_id] = kind_of_work(*work, self.roofline)
+        figures = figures_of_checks(self.session, rows, kinds.keys(), self.roofline)
+        levels = levels_of(figures, card_ids)
+        if any((kind, "time") not in levels for kind in kinds.values()):
+            return None
+        return CheckedCards(levels, kinds, shares_of(self.parts, wholes))
+
     # ---- the verdict
 
     @property
     def tuples(self) -> tuple[CostLine, ...]:
         """Return the tuples with the figures that the sum uses."""
-        return sum_lines(self.parts, measured_lines(self.parts, self.wholes, self.protocol.launch))
+        lines = measured_lines(self.parts, self.wholes, self.protocol.launch, self.checked_cards)
+        return sum_lines(self.parts, lines)
 
     def verdict(self) -> Verdict:
         """Compute the verdict from the readings so far. While items are open, it is preliminary.
@@ -424,6 +449,7 @@ class JobResults:
             launch=self.protocol.launch,
             requested=named(self.job.request.get("operators", ())),
             verification=self.verification,
+            cards=None if self.is_large else self.checked_cards,
         )
 
     def _verdict_of_batches(self) -> Verdict:
@@ -507,9 +533,7 @@ def _subject(operator: Any, roofline: Roofline, label: str, data: str) -> TupleV
         data=data,
         flops=operator.flops,
         bytes_moved=operator.bytes_moved,
-        estimated_us=roofline.estimate_us(
-            operator.flops, operator.bytes_moved, operator.short_name
-        ),
+        estimated_us=roofline.call_us(operator),
     )
 
 

@@ -163,10 +163,7 @@ class _ModelOnCard:
     def weight(self) -> dict[str, float]:
         """Tuple id -> the estimated cost of all its calls. Unit: µs."""
         return {
-            needed.operator_id: self.roofline.estimate_us(
-                needed.flops, needed.bytes_moved, needed.short_name
-            )
-            * needed.all_calls
+            needed.operator_id: self.roofline.call_us(needed) * needed.all_calls
             for needed in self.needed
         }
 

@@ -171,10 +171,7 @@ class RooflinePredictor:
     method: int = 0
 
     def predict(self, wanted: Sequence[NeededTuple], model: Sequence[NeededTuple]) -> Predictions:
-        times = [
-            self.roofline.estimate_us(entry.flops, entry.bytes_moved, entry.short_name)
-            for entry in wanted
-        ]
+        times = [self.roofline.call_us(entry) for entry in wanted]
         total = sum(time * entry.all_calls for time, entry in zip(times, wanted, strict=True))
         return Predictions(
             calls=tuple(CallPrediction(PredictedValue(time)) for time in times),

@@ -40,7 +40,7 @@ def kind_of_subject(
 
 def kind_of_variant(variant: Variant) -> WholeModel:
     """The kind of a whole model or step."""
-    if variant.compile:  # also a compiled training step
+    if variant.generates_kernels:  # also a compiled training step
         return COMPILED
     return STEP if variant.step else MODEL
 
