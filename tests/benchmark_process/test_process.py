@@ -437,7 +437,7 @@ def test_a_request_that_the_process_cannot_read_is_rejected_at_once(
 ) -> None:
     own_process.wait_ready()
     own_process._ids = iter(["not a number"])  # type: ignore[assignment]
-    with pytest.raises(Unmeasurable, match="cannot read the request: the request has no id") as no:
+    with pytest.raises(Unmeasurable, match="request has no id") as no:
         own_process.measure(MeasureRequest(subject(), PROTOCOL, STOPPING))
     assert no.value.reason == "rejected"
     own_process._ids = itertools.count(1)
