@@ -14,9 +14,8 @@ from typing import Any
 import torch
 
 from farm.errors import FarmError, TupleRejected, Unmeasurable, told
-from farm.operators.cost import flop_counter, new_bytes
-from farm.operators.fake_pass import MetaRules
-from farm.operators.rebuild import MadeOnMeta, rebuild
+from farm.operators.cost import new_bytes, run_on_meta
+from farm.operators.rebuild import rebuild
 from farm.operators.value_sizes import largest_outputs
 from farm.subjects.encoding import storage_key, tensors_in
 from farm.subjects.label import label_of
@@ -62,8 +61,7 @@ def trial(spec: OperatorTuple) -> Trial | None:
         return Trial(0, largest)
     before = _layouts(built.tensors)
     try:
-        with torch.no_grad(), MadeOnMeta(), MetaRules(), flop_counter() as counter:
-            out = kind.run_on_meta(spec, built)
+        out, flops = run_on_meta(spec, built)
     except FarmError:
         raise
     except Exception as error:
@@ -84,7 +82,7 @@ def trial(spec: OperatorTuple) -> Trial | None:
                 f"Choose sizes of at most {MOST_EMPTY}.",
             )
     inputs = {storage_key(tensor) for tensor in built.inputs}
-    return Trial(counter.get_total_flops(), new_bytes(out, inputs))
+    return Trial(flops, new_bytes(out, inputs))
 
 
 def check_size(spec: OperatorTuple, device: torch.device, most_bytes: float, most_s: float) -> None:

@@ -29,7 +29,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from farm.errors import SettingsError
+from farm.errors import SettingsError, UsageError
 from farm.errors.safe_text import keep_secret
 
 #: systemd creates this folder at every boot (deploy/systemd/farm.tmpfiles), for services,
@@ -212,15 +212,18 @@ def settings() -> Settings:
 
 class UserModels:
     """The user's models on this host, and the folders with their modules: those of the settings,
-    and those that a person named by their location in this process.
+    and those that a person named by their location in this process. Also the token ids of the
+    user's texts, because a variant has only their content id.
 
     Only the models of the second kind are stored here. A process that this one starts knows both
-    (`environment_of_children`)."""
+    (`environment_of_children`). It gets the token ids with each request."""
 
     def __init__(self) -> None:
         self._targets: dict[str, str] = {}
         self._folders: list[str] = []
         self._weights: dict[str, str] = {}
+        # `farm.types.tokens.Tokens`, of a room above this one
+        self._texts: dict[str, Any] = {}
 
     def add(self, name: str, target: str, folder: str = "") -> None:
         """Register a model. ``target``: 'module:function', or a folder with a config.json;
@@ -232,11 +235,35 @@ class UserModels:
         """Register the file with the weights of a model."""
         self._weights[name] = file
 
+    def add_text(self, id_: str, tokens: Any) -> None:
+        """Store the token ids of a text under their content id."""
+        self._texts[id_] = tokens
+
     def forget(self) -> None:
         """Remove the models and weights that are not in the settings."""
         self._targets.clear()
         self._folders.clear()
         self._weights.clear()
+
+    def forget_texts(self) -> None:
+        """Remove the token ids of all texts. A long-lived process does so before each request,
+        which contains its own."""
+        self._texts.clear()
+
+    def has_text(self, id_: str) -> bool:
+        return id_ in self._texts
+
+    def text(self, id_: str) -> Any:
+        """Return the token ids with a content id. Raises `UsageError` if this process has not
+        stored them."""
+        if id_ not in self._texts:
+            step = "Give the text again, with --text and --tokenizer."
+            raise UsageError(
+                f"The token ids of the text {id_} are not stored here; exports do not contain "
+                "them.",
+                step,
+            )
+        return self._texts[id_]
 
     def targets(self) -> dict[str, str]:
         """Name -> 'module:function', or a folder with a config.json."""

@@ -224,7 +224,7 @@ def test_an_output_whose_size_depends_on_values_is_captured_with_values(library,
 def test_without_the_setting_a_forward_pass_is_refused(library, monkeypatch):
     monkeypatch.syspath_prepend(library)
     refusal = extract(variant(library, "scaled_net")).refusal("net")
-    assert "'small_library.scaled.default' is not in this version's allow-list" in refusal.message
+    assert "'small_library.scaled.default' is not in" in refusal.message
 
 
 def test_without_the_setting_a_training_step_is_refused(library, monkeypatch):
@@ -323,7 +323,7 @@ def test_a_message_imports_no_library(library, allowed):
         text=True,
         check=True,
     )
-    assert "This host has no operator 'small_library.picked.default'" in ran.stdout
+    assert "no operator 'small_library.picked.default'" in ran.stdout
     assert ran.stdout.endswith("False\n")
 
 
