@@ -141,11 +141,11 @@ class Settings(BaseSettings):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_empty(cls, given: dict[str, Any]) -> dict[str, Any]:
+    def _without_empty(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Use the default in place of an empty folder or host, as of a variable of the shell that
         is not set: an empty folder would be the current one.
         """
-        return {name: value for name, value in given.items() if value or name not in _NEVER_EMPTY}
+        return {name: value for name, value in values.items() if value or name not in _NEVER_EMPTY}
 
     @field_validator("state_dir", "compiler_cache_dir", "lock_dir")
     @classmethod
