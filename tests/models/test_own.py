@@ -306,7 +306,9 @@ def test_a_wrong_location_is_refused(here):
     for location, message in (
         ("none.py:net", "There is no file 'none.py'"),
         ("json.py:net", "'json.py' cannot be imported: the name 'json' means the module"),
-        ("two words:net", "the form must be 'module:function'"),
+        ("two words:net", "'two words:net' is no location of a function"),
+        ("json.py:", "'json:' is no location of a function"),
+        (":net", "':net' is no location of a function"),
     ):
         with pytest.raises((UsageError, SettingsError), match=message):
             own.register(location)
@@ -328,6 +330,10 @@ def test_an_error_of_the_users_function_is_shown_with_its_line(here):
     with pytest.raises(SettingsError, match="ValueError: no width") as caught:
         catalog.build(own.register("raises_here.py:bad"))
     assert "raises_here.py, line 5: def helper()" in caught.value.next_step
+    (here / "no_syntax.py").write_text("x = 1\ndef net(:\n")
+    with pytest.raises(SettingsError, match="SyntaxError") as caught:
+        catalog.build(own.register("no_syntax.py:net"))
+    assert caught.value.next_step.endswith("no_syntax.py, line 2: def net(:")
     with pytest.raises(SettingsError, match="'raises_here:badd' could not build") as caught:
         catalog.build(own.register("raises_here.py:badd"))
     assert caught.value.next_step == "Did you mean bad?"
@@ -442,7 +448,9 @@ def test_a_child_process_of_the_users_code_may_end(here):
 def test_a_location_that_is_not_complete_is_answered_with_its_form(here):
     (here / "tiny").mkdir()
     (here / "tiny" / "config.json").write_text("{}")
-    for name, step in (("net.py", "net.py:net"), ("tiny", "./tiny")):
+    (here / "empty").mkdir()
+    steps = ("net.py", "net.py:net"), ("tiny", "./tiny"), ("./empty", "has no config.json")
+    for name, step in steps:
         with pytest.raises(UnknownModel) as caught:
             catalog.resolve_given(name)
         assert step in caught.value.next_step

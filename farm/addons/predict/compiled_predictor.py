@@ -18,7 +18,7 @@ import numpy as np
 import sqlalchemy
 from sqlmodel import Session
 
-from farm.addons.predict.estimate import sum_of
+from farm.addons.predict.estimate import sum_of_costs
 from farm.addons.predict.families import model_family, operator_family
 from farm.addons.predict.generated_kernels import LearnedKernels, Work
 from farm.addons.predict.stored_predictor import (
@@ -182,14 +182,12 @@ class CompiledPredictor:
         of_kernel = iter(costs)
         calls = [next(of_kernel if entry.is_kernel else of_library) for entry in tuples]
         parts = [*([libraries.total] if of_libraries else []), *self._sums(kernels, costs)]
-        time_us = sum_of([part.time_us for part in parts])
-        assert time_us is not None
         widths = [
             _width_us(call) * entry.all_calls for call, entry in zip(calls, tuples, strict=True)
         ]
         return Predictions(
             calls=tuple(calls),
-            total=PredictedCost(time_us, sum_of([part.energy_mj for part in parts])),
+            total=sum_of_costs(parts),
             narrowing=tuple(map(int, np.argsort(-np.array(widths), kind="stable"))),
             transfer=libraries.transfer,
             notes=(*self.notes, *libraries.notes),
@@ -203,17 +201,14 @@ class CompiledPredictor:
             self._in_compiled(call, library_group(entry))
             for call, entry in zip(predicted.calls, tuples, strict=True)
         ]
-        total = predicted.total
         longer = _ratio(_total_us(calls, tuples), _total_us(predicted.calls, tuples))
         more = _ratio(_total_mj(calls, tuples), _total_mj(predicted.calls, tuples))
-        energy_mj = total.energy_mj and total.energy_mj.times(more)
-        cost = PredictedCost(total.time_us.times(longer), energy_mj)
-        return replace(predicted, calls=tuple(calls), total=cost)
+        total = predicted.total.scaled(longer, more)
+        return replace(predicted, calls=tuple(calls), total=total)
 
     def _in_compiled(self, call: CallPrediction, group: str) -> CallPrediction:
         factor = self.factors.get(group, Factor())
-        energy_mj = call.energy_mj and call.energy_mj.times(factor.time * factor.power)
-        return replace(call, time_us=call.time_us.times(factor.time), energy_mj=energy_mj)
+        return call.scaled(factor.time, factor.time * factor.power)
 
     def _kernel(self, entry: NeededTuple) -> CallPrediction:
         learned, card = self.learned, self.card
