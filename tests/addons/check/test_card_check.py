@@ -133,6 +133,7 @@ def test_a_card_that_became_3_percent_slower_is_outside(first, farm, monkeypatch
     course, power = shown_charts(history_file)
     assert any("x" in line["marker"]["symbol"] for line in course["data"]), "a mark at a change"
     assert all(line["line"]["color"] == GREY for line in power["data"])
+    assert all(set(line["y"]) == {0.0} for line in power["data"]), "rounded"
     said = farm("cards", "check", "--job", slow["job"], "--html", check_file)
     assert said.code == 5
     assert not said.stdout
@@ -143,6 +144,8 @@ def test_a_card_that_became_3_percent_slower_is_outside(first, farm, monkeypatch
     assert len(of_cards["x"]) == 5 * len(limits["x"])
     assert len(inside["x"]) + len(outside["x"]) == len(limits["x"])
     assert max(inside["x"]) < min(limits["x"])
+    lines = "<br>".join(limits["y"]).split("<br>")
+    assert max(map(len, lines)) <= 20, "names leave room for the chart on a narrow page"
     assert against_earlier["data"]
     for file in (history_file, check_file):
         assert "OUTSIDE" in file.read_text()
