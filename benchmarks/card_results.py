@@ -292,7 +292,7 @@ def measure(database: Any, requests: list[Request], cards: list[Any], until_s: f
                     made = submit(
                         database,
                         dataclasses.replace(ResolvedRequest.of(one, [card_id]), pinned=True),
-                        wait_for_workers=farm.wait_ready,
+                        farm=farm,
                     )
                     capture_id = capture_for(
                         database, one, device_type=cards[0].kind, torch=torch_version()

@@ -212,7 +212,7 @@ def _usage_error(error: Any, outer: Any = None) -> tuple[str, str]:
     if error_type == "NoSuchOption":
         names: list[str] = []
         for option in context.command.params if context else ():
-            names += [*option.opts, *option.secondary_opts]
+            names += [text for text in (*option.opts, *option.secondary_opts) if text[:1] == "-"]
         return f"There is no option '{error.option_name}'.", did_you_mean(
             error.option_name, names
         ) or step

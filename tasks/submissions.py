@@ -208,18 +208,11 @@ class Submissions:
                     resolved = dataclasses.replace(resolved, capture_id=capture_id)
                 checked.append(resolved)
         for resolved in checked:
-            is_registered = farm is not None and bool(resolved.done_by) and farm.registered()
-            if farm is not None and not is_registered:
+            if farm is not None and _is_planned_with_workers(resolved, farm):
                 farm.start()
             with self._or_refused(resolved):
                 with progress() as report:
-                    plan = submit(
-                        database,
-                        resolved,
-                        wait_for_workers=farm.wait_ready if farm else lambda: None,
-                        is_registered=is_registered,
-                        progress=report,
-                    )
+                    plan = submit(database, resolved, farm=farm, progress=report)
                 self.submitted.append(plan)
                 self._say_submitted(resolved.request, plan)
 
@@ -269,18 +262,15 @@ def submit(
     database: Database,
     resolved: ResolvedRequest,
     *,
-    wait_for_workers: Callable[[], None] = lambda: None,
-    is_registered: bool = False,
+    farm: EmbeddedFarm | None = None,
     progress: OnProgress = lambda doing, done, of: None,
 ) -> JobPlan:
     """Create a job for the request and publish its items. If readings exist for all items, close
     the job at once.
 
     Args:
-        wait_for_workers: starts the workers of an embedded farm and returns when they listen. It
-            is called before the first message is published; unless ``is_registered``, it is
-            called before planning.
-        is_registered: the rows of the cards in the database are up to date.
+        farm: the embedded farm of the command. Its workers are started, and listen before the first
+            message is published.
 
     Raises:
         FarmError: an error of the request, the cards, the database or the broker. If the job is in
@@ -288,8 +278,15 @@ def submit(
     """
     from tasks import queues  # Celery loads only when there is something to publish
 
-    # Only the first call waits: if a worker dies later, its supervisor restarts it.
-    wait_for_workers = functools.cache(wait_for_workers)
+    @functools.cache  # if a worker dies later, its supervisor restarts it
+    def wait_for_workers() -> None:
+        if farm is not None:
+            farm.wait_ready()
+
+    def wait_before_planning() -> None:
+        if farm is not None and _is_planned_with_workers(resolved, farm):
+            wait_for_workers()
+
     if resolved.variant is not None:
         progress(f"Capturing {resolved.variant.model}", 0, 0)
         captures.capture_all_layers(database, resolved)
@@ -297,7 +294,7 @@ def submit(
         database,
         resolved,
         farm=queues.own_farm(),
-        wait_for_workers=(lambda: None) if is_registered else wait_for_workers,
+        wait_for_workers=wait_before_planning,
         grown=_publishing_while_it_grows(database, resolved.request, wait_for_workers, progress),
     )
     try:
@@ -310,6 +307,13 @@ def submit(
         jobs.cancel(database, plan.job_id)  # nothing is published yet
         raise
     return plan
+
+
+def _is_planned_with_workers(resolved: ResolvedRequest, farm: EmbeddedFarm) -> bool:
+    """True if the workers of a farm write the rows of its cards before a job is planned. A job
+    whose readings exist needs no workers if the rows are up to date.
+    """
+    return not (resolved.done_by and farm.registered())
 
 
 def _publishing_while_it_grows(

@@ -58,7 +58,6 @@ from farm.operators.rebuild import rebuild
 from farm.subjects.label import label_of
 from farm.types.protocol import Protocol
 from farm.types.subject import Subject
-from farm.types.variant import Variant
 from farm.types.verification import Eagerly, InModelTimes, Launches, OtherCalls, Verification
 
 _log = logging.getLogger(__name__)
@@ -93,7 +92,7 @@ def verify(
         Unmeasurable: the model does not fit on the card, or raised there.
     """
     one_stream(device)
-    kind, not_captured = kind_of_variant(Variant.from_json(subject.spec)), None
+    kind, not_captured = kind_of_variant(subject.variant), None
     if record is None and device.type == "cuda" and protocol.launch == "graph":
         record = functools.partial(_as_graph, device=device, waits=kind.has_host_steps)
     with _errors_of_model(), numeric_flags(protocol):
@@ -164,7 +163,7 @@ def _verify_rank(
 
     The profiler is not used, because it would slow down the next measurements of the ranks.
     """
-    variant = Variant.from_json(subject.spec)
+    variant = subject.variant
     capture = kind_of_variant(variant).capture_rank(variant, protocol, device)
     gc.collect()  # a split model refers to itself; the measurement needs its memory
     findings = _compared(WatchedPass(capture, Counter(), Counter(), Counter(), []), predicted)

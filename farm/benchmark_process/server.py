@@ -66,13 +66,13 @@ from farm.devices.lock import register_process
 from farm.errors import FarmError, Unmeasurable, error_text
 from farm.extensions import handlers as handlers_of_add_ons
 from farm.extensions import offload
-from farm.settings import die_with_parent, settings
+from farm.settings import die_with_parent, settings, user_models
 from farm.training.version import check_version, model_revision
 from farm.types.protocol import OnPhase
 from farm.types.reading import Reading
 from farm.types.software import Software
 from farm.types.subject import Subject
-from farm.types.tokens import Tokens, hold_tokens
+from farm.types.tokens import Tokens
 from farm.types.verification import Verification
 
 #: The process checks the card before an item if the last health check is older than this. Unit: s.
@@ -211,9 +211,11 @@ def _serve(data: dict[str, Any], runner: Runner, events: EventWriter) -> bool:
 
     try:
         request = from_json(_request_class(data.pop("request"), runner), data)
+        user_models.forget_texts()
         for subject in _subjects(request):
             if subject.tokens is not None:
-                hold_tokens(Tokens.from_json(subject.tokens), alone=True)
+                tokens = Tokens.from_json(subject.tokens)
+                user_models.add_text(tokens.id, tokens)
         events.send("answer", id=item_id, answer=to_json(runner.answer(request, on_phase)))
         return True
     except Unmeasurable as error:

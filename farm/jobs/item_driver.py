@@ -19,7 +19,6 @@ from typing import Any, Literal, Self, TypeVar
 from farm.benchmark_process.client import BenchmarkProcess, CardReading
 from farm.benchmark_process.requests import (
     FingerprintRequest,
-    TurnsRequest,
     VerifyRequest,
 )
 from farm.devices.device import Card
@@ -36,6 +35,7 @@ from farm.errors import (
 )
 from farm.jobs import cards, group_driver, groups, items
 from farm.jobs.compile_ahead import CompileAhead
+from farm.jobs.cpu_turns import MOST_IN_TURN, CpuTurns, MustStop
 from farm.jobs.items import Claim, Declined, DeclineReason, FollowUp
 from farm.jobs.outage import Outage
 from farm.jobs.own_card import check_health, refuse_card_in
@@ -46,6 +46,7 @@ from farm.store.database import Database
 from farm.store.tables import CardState, Item
 from farm.types.card_kind import is_cpu_id
 from farm.types.error_counters import ERROR_COUNTERS
+from farm.types.reading import Reading
 from farm.types.software import Software
 from farm.types.verification import Verification
 
@@ -53,7 +54,6 @@ log = logging.getLogger("farm.worker")
 
 T = TypeVar("T")
 
-MOST_IN_TURN = 63  # most items that a CPU times in turn with a claimed item
 #: The reason of an outcome: the item was put off, because this host lacks something now
 #: (`HostBusy`).
 HOST_BUSY = "host_busy"
@@ -71,12 +71,6 @@ class ItemOutcome:
     status: Literal["done", "reused", "failed", "spooled", "declined", "fenced", "listed"]
     reason: str = ""
     message: str = ""
-
-
-class _MustStop(Exception):
-    """Raised during a request to the benchmark process to end the request, because this process
-    must stop.
-    """
 
 
 @dataclass
@@ -105,12 +99,10 @@ class ItemDriver:
     _outage: Outage = field(
         default_factory=partial(Outage, log, "Waiting for the database"), init=False, repr=False
     )
-    #: See `_time_in_turn`.
-    _timed: set[tuple[str, ...]] = field(default_factory=set, init=False, repr=False)
-    #: The start of the benchmark process that has timed them.
-    _timed_by: int = field(default=0, init=False, repr=False)
-    #: Items whose turns were lost: their readings get the flag `timed_alone`.
-    _lost: set[tuple[str, ...]] = field(default_factory=set, init=False, repr=False)
+    _turns: CpuTurns = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._turns = CpuTurns(self.benchmark)
 
     @classmethod
     def with_process(cls, card_id: str, holder: str, database: Database, **fields: Any) -> Self:
@@ -301,28 +293,31 @@ class ItemDriver:
             predicted = None
         # generated kernels are not predicted
         work = dataclasses.replace(claimed.work, predicted=predicted or None)
-        if self.benchmark.card.is_cpu and work.protocol.takes_turns:
-            self._time_in_turn(claimed)
+        takes_turns = self.benchmark.card.is_cpu and work.protocol.takes_turns
+        if takes_turns and not self._turns.had_turn(claimed):
+            waiting, calls = self.retried(
+                items.waiting_beside, self.database, claimed, self.card_id, MOST_IN_TURN
+            )
+            self._turns.time(claimed, waiting, calls, partial(self._phase_of_turns, claimed))
         measured = self.benchmark.measure(
             work, verify=verify, on_phase=partial(self.phase, claimed)
         )
+        reading = measured.reading
         if claimed.records_errors:
-            measured = self._with_error_counters(measured)
-        key = _key_of(claimed)
-        if key in self._lost:
-            self._lost.discard(key)
-            reading = measured.reading.flagged("timed_alone")
-            measured = dataclasses.replace(measured, reading=reading)
-        return measured
+            reading = self._with_error_counters(reading)
+        return dataclasses.replace(measured, reading=self._turns.flagged(claimed, reading))
 
-    def _with_error_counters(self, measured: CardReading) -> CardReading:
+    def _phase_of_turns(self, claimed: Claim, phase: str, details: dict[str, Any]) -> None:
+        self.phase(claimed, phase, details)
+        if self.stop_requested():
+            raise MustStop
+
+    def _with_error_counters(self, reading: Reading) -> Reading:
         counters = error_counters(self.benchmark.card)
         if counters is None:
-            return measured
-        details = measured.reading.details.recording(ERROR_COUNTERS, counters)
-        return dataclasses.replace(
-            measured, reading=dataclasses.replace(measured.reading, details=details)
-        )
+            return reading
+        details = reading.details.recording(ERROR_COUNTERS, counters)
+        return dataclasses.replace(reading, details=details)
 
     def retried(
         self, query: Callable[..., T], *arguments: Any, has_claim: bool = True, **options: Any
@@ -500,57 +495,6 @@ class ItemDriver:
             card_id=self.card_id,
         )
 
-    def _time_in_turn(self, claimed: Claim) -> None:
-        """On a CPU, time the item in turn with the items that wait behind it, unless it was timed
-        with an earlier item.
-
-        The benchmark process keeps the results until it measures these items. If it crashes before,
-        each item is measured alone, so that only the item that makes it crash fails. If this
-        process must stop, only the claimed item is measured. Such readings are flagged."""
-        key = _key_of(claimed)
-        if key in self._timed:
-            self._timed.discard(key)
-            if not self.benchmark.alive or self.benchmark.starts != self._timed_by:
-                self._lost.add(key)
-            return
-        behind, calls = self.retried(
-            items.waiting_beside, self.database, claimed, self.card_id, MOST_IN_TURN
-        )
-        pairs = [
-            (claimed.work.subject, claimed.work.protocol),
-            *(pair for pair in behind if pair[1].takes_turns),
-        ]
-        subjects, protocols = zip(*pairs, strict=True)
-        self._timed = {(claimed.job_id, subject.id, protocol.id) for subject, protocol in pairs[1:]}
-        if len(pairs) == 1:
-            return
-
-        def on_phase(phase: str, details: dict[str, Any]) -> None:
-            self.phase(claimed, phase, details)
-            if self.stop_requested():
-                raise _MustStop  # ends the benchmark process
-
-        try:
-            counts = tuple(calls.get(subject.id, 1) for subject in subjects)
-            request = TurnsRequest(subjects, protocols, counts, claimed.work.stopping)
-            positions = self.benchmark.call(request, on_phase=on_phase)
-        except _MustStop:
-            self._lost.add(key)
-            log.info("The worker stops: %s is measured without the items behind it", claimed.label)
-        except Unmeasurable as error:
-            self._lost |= self._timed | {key}
-            log.warning(
-                "%s and the items behind it are measured one after the other: %s",
-                claimed.label,
-                error.message,
-            )
-        else:
-            self._timed = {
-                (claimed.job_id, subjects[at].id, protocols[at].id) for at in positions if at
-            }
-            self._timed_by = self.benchmark.starts
-            self._lost -= self._timed | {key}
-
     def _store(self, claimed: Claim, measured: CardReading) -> FollowUp | None:
         """Write the reading into the database; if the database is unreachable, write it into the
         spool, return None.
@@ -594,11 +538,6 @@ class ItemDriver:
                         self.spool.folder,
                     )
                 raise
-
-
-def _key_of(claimed: Claim) -> tuple[str, ...]:
-    """What a CPU times in turn: a subject of a job under a protocol."""
-    return claimed.job_id, claimed.work.subject.id, claimed.work.protocol.id
 
 
 def _pauses_s(most_s: float) -> Iterator[float]:

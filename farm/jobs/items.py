@@ -663,7 +663,7 @@ def _held(session: Session, claimed: Claim) -> tuple[Any, Sequence[Any]]:
     key = select(col(Item.subject_key)).where(Item.id == claimed.item_id).scalar_subquery()
     behind = and_(col(Item.subject_key) == key, col(Item.state) == ItemState.DEFERRED)
     waiting = aliased(Item)
-    waiting_id = remembered(session, _WAITING_ITEMS).get((claimed.job_id, claimed.round), 0)
+    waiting_id = known_waiting_item(session, claimed.job_id, claimed.round)
     other = (
         select(waiting.id)
         .where(waiting.id == waiting_id, waiting.state == ItemState.WAITING)
@@ -785,6 +785,13 @@ def _wake_behind(session: Session, item: Any) -> tuple[int, ...]:
 #: What `remembered` has: round -> one of its items that waited when this process last looked, so
 #: that most closed items need no search.
 _WAITING_ITEMS = "waiting items"
+
+
+def known_waiting_item(session: Session, job_id: str, number: int) -> int:
+    """Return the id of an item of a round that waited when this process last looked; 0 if this
+    process knows none. Which item of several, the database chooses."""
+    waiting_id: int = remembered(session, _WAITING_ITEMS).get((job_id, number), 0)
+    return waiting_id
 
 
 def _finished(session: Session, rounds: set[tuple[str, int]]) -> tuple[tuple[str, int], ...]:

@@ -8,7 +8,7 @@ left out."""
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from types import MappingProxyType
@@ -20,7 +20,7 @@ from sqlmodel import Session, col, func, select
 from farm.store import item_state, tables
 from farm.store.captures import classes, counts, lacking_values
 from farm.store.columns import ITEM, OPERATOR, READING
-from farm.store.database import fetch, streamed, values
+from farm.store.database import fetch, id_ranges, streamed, values
 from farm.store.reuse import sound
 from farm.store.tables import ItemRole, ItemState
 from farm.types.details import CanaryNote, canary_of
@@ -453,20 +453,10 @@ class JobResults:
         )
 
     def _verdict_of_batches(self) -> Verdict:
-        """Compute the verdict of a large sweep: one statement reads its rows, and each batch is
-        added to the sums of those before.
-        """
-        of_readings = [READING[name] for name in _OF_READING]
+        """Compute the verdict of a large sweep: each batch is added to the sums of those before."""
         data = self.protocol.of_whole.data
-        # without an order: a sort of all rows would precede the first one
-        tuples = (
-            sqlalchemy.select(ITEM.id)
-            .join(tables.Operator, OPERATOR.id == ITEM.subject_id)
-            .outerjoin(tables.ReadingRow, READING.id == ITEM.reading_id)
-            .where(*self.of_items, ITEM.role == "tuple")
-        )
         verdict, software = None, Counter[str]()
-        for rows in streamed(self.session, (_OF_ITEM, _OF_OPERATOR, of_readings), tuples, IN_BATCH):
+        for rows in self._batches_of_tuples():
             labels = _labels(operator for _, operator, _ in rows)
             parts = []
             for item, operator, reading in rows:
@@ -478,6 +468,23 @@ class JobResults:
             verdict = added(verdict, of_batch, MOST_TUPLES) if verdict else of_batch
         assert verdict is not None
         return self._of_one_software(verdict, software)
+
+    def _batches_of_tuples(self) -> Iterator[list[tuple[Any, ...]]]:
+        """Yield the tuples of a large sweep as rows of item, operator and reading, ordered by item.
+
+        They are sorted in ranges of ids: a sort of all rows would precede the first one, and sums
+        in the order of the database would have other last digits."""
+        of_readings = [READING[name] for name in _OF_READING]
+        for of_range in id_ranges(self.session, self.job.id):
+            tuples = (
+                sqlalchemy.select(ITEM.id)
+                .join(tables.Operator, OPERATOR.id == ITEM.subject_id)
+                .outerjoin(tables.ReadingRow, READING.id == ITEM.reading_id)
+                .where(of_range, ITEM.round <= self.number, ITEM.role == "tuple")
+                .order_by(ITEM.id)
+            )
+            columns = (_OF_ITEM, _OF_OPERATOR, of_readings)
+            yield from streamed(self.session, columns, tuples, IN_BATCH)
 
     def _of_one_software(self, verdict: Verdict, numbers: Counter[str]) -> Verdict:
         """Remove the outcome if the readings are of different software, because such readings are
@@ -492,7 +499,7 @@ class JobResults:
 
         differ = [name for name in _SOFTWARE if len(software_values(rows.values(), name)) > 1]
         groups = []
-        for software_id, number in numbers.most_common():
+        for software_id, number in sorted(numbers.items(), key=lambda item: (-item[1], item[0])):
             columns = rows[software_id].model_dump()
             versions = (f"{_SOFTWARE[name]} {columns[name] or 'none'}" for name in differ)
             groups.append(f"{number} with {', '.join(versions)}")

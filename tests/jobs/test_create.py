@@ -79,7 +79,7 @@ def test_a_step_that_a_card_cannot_hold_is_refused_before_there_is_a_job(databas
     with database.write() as session:
         session.get_one(CardRow, cards[0]).memory_bytes = 10_000_000
         session.get_one(CardRow, cards[1]).memory_bytes = 10**9
-    with pytest.raises(UsageError, match=r"does not fit into the 0.0 GB of a card") as caught:
+    with pytest.raises(UsageError, match=r"does not fit into the 0\.0 GB") as caught:
         open_job(database, ResolvedRequest.of(request, cards))
     assert "farm memory squeezenet1_1 --fit" in caught.value.next_step
     with database.read() as session:
@@ -239,8 +239,7 @@ def test_a_users_model_in_another_dtype_says_why_earlier_readings_do_not_serve(
     before = opened(dtype="float32")
     now = opened()
     assert before.changed == ""
-    assert (
-        f"sixteen is measured in float16; job {before.job_id} measured it in float32" in now.changed
-    )
+    assert "sixteen is measured in float16" in now.changed
+    assert f"job {before.job_id} measured it in float32" in now.changed
     assert (now.new, now.reused) == (1 + 1, 0)
     assert opened().changed == ""

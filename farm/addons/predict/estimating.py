@@ -22,8 +22,8 @@ from farm.addons.predict.estimate import (
     SECONDS_A_TUPLE,
     Estimate,
     MissingTuple,
-    interval_at,
-    sum_of,
+    cost_at,
+    sum_of_costs,
 )
 from farm.addons.predict.floor import (
     IdlePower,
@@ -37,7 +37,6 @@ from farm.addons.predict.reading_sum import sum_of_readings
 from farm.addons.predict.routing import routing_note
 from farm.addons.predict.stored_predictor import (
     CallPrediction,
-    PredictedCost,
     PredictedValue,
     Predictor,
 )
@@ -340,22 +339,22 @@ class _ModelOnCard:
         cards = self.variant.cards
         calls = dict(of_collectives)
         for needed, call in zip(missing, predicted.calls, strict=True):
-            energy_mj = call.energy_mj and call.energy_mj.times(cards)
-            calls[needed.operator_id] = replace(call, energy_mj=energy_mj)
+            calls[needed.operator_id] = call.scaled(energy=cards)
 
-        nothing = PredictedValue(0.0, 0.0, 0.0)
-        energy = predicted.total.energy_mj if missing else nothing
-        times, energies = [predicted.total.time_us], [energy and energy.times(cards)]
+        of_operators = predicted.total.scaled(energy=cards)
+        if not missing:
+            of_operators = replace(of_operators, energy_mj=PredictedValue(0.0, 0.0, 0.0))
+        costs = [of_operators]
         for entry in result.missing:
-            if collective := of_collectives.get(entry.needed.operator_id):
-                of_call = collective.time_us
-                if predictor.software is None:  # a lower bound, as of the operators
-                    of_call = PredictedValue(of_call.low or 0.0)
-                number = entry.needed.all_calls
-                times.append(of_call.times(number))
-                energies.append(collective.energy_mj and collective.energy_mj.times(number))
-        time, energy = sum_of(times), sum_of(energies)
-        assert time is not None
+            collective = of_collectives.get(entry.needed.operator_id)
+            if collective is None:
+                continue
+            if predictor.software is None:  # a lower bound, as of the operators
+                least_us = PredictedValue(collective.time_us.low or 0.0)
+                collective = replace(collective, time_us=least_us)
+            number = entry.needed.all_calls
+            costs.append(collective.scaled(number, number))
+        predicted_cost = sum_of_costs(costs)
 
         notes = [*notes_of_collectives, *result.notes]
         if missing:
@@ -367,15 +366,13 @@ class _ModelOnCard:
                 f"{result.software.torch}."
             )
         readings_mj = result.readings.energy_mj if result.covered_tuples else Figure(0.0)
-        total_us = sum_of([interval_at(result.readings.time_us, PREDICTED_LEVEL), time])
-        assert total_us is not None
-        total_mj = sum_of([interval_at(readings_mj, PREDICTED_LEVEL), energy])
+        readings = cost_at(replace(result.readings, energy_mj=readings_mj), PREDICTED_LEVEL)
         transfer = predicted.transfer if missing else None
         return replace(
             result,
             predictor=predictor.name,
-            predicted=PredictedCost(time, energy),
-            total=PredictedCost(total_us, total_mj),
+            predicted=predicted_cost,
+            total=sum_of_costs([readings, predicted_cost]),
             narrowing=(
                 *(missing[position].operator_id for position in predicted.narrowing),
                 *of_collectives,
@@ -385,7 +382,8 @@ class _ModelOnCard:
                 for operator_id, entry in unread.items()
             ),
             transfer=transfer,
-            communication_us=result.communication_us + math.fsum(time.value for time in times[1:]),
+            communication_us=result.communication_us
+            + math.fsum(cost.time_us.value for cost in costs[1:]),
             least_us=sum_of_floors_us(self.card_model, operators, tf32=self.protocol.tf32),
             idle_power=IdlePower(cards * idle.power_w, idle.source),
             notes=tuple(notes),
@@ -412,10 +410,10 @@ class _ModelOnCard:
         }
         loops_us |= {id_: cost.time_us.value for id_, cost in result.measured.items()}
         added = added_time(ratios, self.needed, loops_us)
-        time, energy = result.sum_at(PREDICTED_LEVEL)
+        alone = result.sum_at(PREDICTED_LEVEL)
         added_energy = None
-        if energy:
-            added_mj = energy.value / time.value * added.value
+        if alone.energy_mj:
+            added_mj = alone.energy_mj.value / alone.time_us.value * added.value
             added_energy = Figure(added_mj, abs(added_mj))
         longer = "longer" if added.value >= 0 else "less"
         note = f"Calls take {quantity(abs(added.value), TIME)} {longer} in ranks than alone: "

@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -106,6 +106,11 @@ class PredictedCost:
     def without_intervals(self) -> PassCost:
         energy_mj = Figure(self.energy_mj.value) if self.energy_mj else None
         return PassCost(Figure(self.time_us.value), energy_mj)
+
+    def scaled(self, time: float = 1.0, energy: float = 1.0) -> Self:
+        """Return the cost with the time and the energy multiplied by these factors."""
+        energy_mj = self.energy_mj and self.energy_mj.times(energy)
+        return replace(self, time_us=self.time_us.times(time), energy_mj=energy_mj)
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ def kind_of_subject(
     """The kind of a subject under a protocol. ``offload`` puts tensors of a tuple in slow
     memory."""
     if subject.whole:
-        return kind_of_variant(Variant.from_json(subject.spec))
+        return kind_of_variant(subject.variant)
     if subject.compiled:
         return COMPILED_TUPLE
     if protocol.slow_tensors:

@@ -88,7 +88,7 @@ class ModelVariant(WholeModel):
         from farm.operators.capture import capture
         from farm.training.extract import capture_forward
 
-        variant = Variant.from_json(subject.spec)
+        variant = subject.variant
         check_cards(str(variant), variant.cards)
         if isinstance(subject, GivenModel):
             model, arguments = subject.module, subject.arguments
@@ -130,7 +130,7 @@ class ModelVariant(WholeModel):
     ) -> Observation:
         from farm.operators import profiler
 
-        model, arguments = build_variant(Variant.from_json(subject.spec), device, hand_over=True)
+        model, arguments = build_variant(subject.variant, device, hand_over=True)
         grad = protocol.grad
         return (
             functools.partial(
