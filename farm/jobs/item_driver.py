@@ -389,7 +389,7 @@ class ItemDriver:
         """Publish items on several cards of this host that wait for cards which are free now."""
         with contextlib.suppress(DatabaseUnreachable):  # the reconciler publishes them later
             due = groups.due(self.database, cards.farm_of(self.holder), self.card_id)
-            self.follow_up(FollowUp(False, due=tuple(due)))
+            self.follow_up(FollowUp(due=tuple(due)))
 
     # -------------------------------------------------------------------------------- one attempt
 
@@ -458,7 +458,7 @@ class ItemDriver:
         """Let a claimed item wait again, see `items.put_off`."""
         self.retried(items.put_off, self.database, claimed, why, **how)
         woken = self.retried(items.wake_orphans, self.database, farm=cards.farm_of(self.holder))
-        self.follow_up(FollowUp(False, woken=woken))
+        self.follow_up(FollowUp(woken=woken))
 
     def _list_kernels(self, claimed: Claim) -> ItemOutcome:
         """Compile a model on the card and store its list of kernels; the next round measures them
