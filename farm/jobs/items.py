@@ -155,29 +155,28 @@ def claim(
             ),
         ),
     )
-    # found at the first try: the rows of a group's cards must be locked before all others
-    grouped = False
-    while True:
+    lease = {"holder": holder, "lease_until_s": database_now() + lease_s}
+    needs_group = False  # known after the first try
+    answer: Claim | Declined | None = None
+    while answer is None:
         try:
             with database.write() as session:
-                host = groups.host_of(session, card_id, lock=True) if grouped else ()
-                if grouped:
+                host: Sequence[tables.CardRow] = ()
+                if needs_group:
+                    # The rows of a group's cards must be locked before all others.
+                    host = groups.host_of(session, card_id, lock=True)
                     leading = [card for card in host if card.id == card_id]
                     software_id = software_of_groups(session, leading) or software_id
-                lease = {"holder": holder, "lease_until_s": database_now() + lease_s}
                 answer = _claim(
                     session, item_id, card_id, software_id, max_attempts, claimable, lease, host
                 )
-            if answer is not None:
-                break
-            grouped = True
+            needs_group = answer is None
         except IntegrityError:
-            # Another item has the key: a worker measures it, or its lease has ended.
+            # Another item has the key. If its lease has ended, try again without its key.
             if not _remove_claim_key(database, item_id, software_id):
                 return _defer(database, item_id, software_id)
         except Unreadable as error:
             answer = _refuse(database, claimable, error)
-            break
     if isinstance(answer, Claim):
         return answer
     with database.read() as session:
