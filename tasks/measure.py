@@ -185,7 +185,7 @@ def begin(**_: Any) -> None:
         process=process,
     )
     worker.ahead = CompileAhead(
-        worker.database, card_id, lambda ids: worker.follow_up(FollowUp(False, woken=tuple(ids)))
+        worker.database, card_id, lambda ids: worker.follow_up(FollowUp(woken=tuple(ids)))
     )
     process.worker = worker
     worker.benchmark.start()

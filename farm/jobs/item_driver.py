@@ -17,10 +17,7 @@ from functools import partial
 from typing import Any, Literal, Self, TypeVar
 
 from farm.benchmark_process.client import BenchmarkProcess, CardReading
-from farm.benchmark_process.requests import (
-    FingerprintRequest,
-    VerifyRequest,
-)
+from farm.benchmark_process.requests import FingerprintRequest, MeasureRequest, VerifyRequest
 from farm.devices.device import Card
 from farm.devices.host import error_counters, open_device
 from farm.devices.quiet import quiet
@@ -278,28 +275,19 @@ class ItemDriver:
     def measure(self, claimed: Claim) -> CardReading:
         """Measure a claimed item in the benchmark process. For a whole, first verify its capture
         once per job. Raises as `BenchmarkProcess.measure`."""
-        predicted, verify = None, False
-        if claimed.role == "whole" and claimed.capture_id is not None:
-            predicted, verify = self.retried(
-                predicted_counts, self.database, claimed.capture_id, claimed.job_id, self.card_id
-            )
+        work, verify = self._with_prediction(claimed)
         if claimed.cards:
             self._group = self._group or group_driver.KeptGroup()
             return self.retried(
                 group_driver.measure,
                 self.database,
                 claimed,
+                work if verify else claimed.work,
                 self._group,
                 farm=cards.farm_of(self.holder),
                 on_phase=partial(self.phase, claimed),
                 must_stop=self.stop_requested,
-                predicted=predicted if verify else None,
             )
-        if not verify and not self.benchmark.card.is_simulated:
-            # without verification, only a simulated card needs the predicted calls
-            predicted = None
-        # generated kernels are not predicted
-        work = dataclasses.replace(claimed.work, predicted=predicted or None)
         takes_turns = self.benchmark.card.is_cpu and work.protocol.takes_turns
         if takes_turns and not self._turns.had_turn(claimed):
             waiting, calls = self.retried(
@@ -313,6 +301,20 @@ class ItemDriver:
         if claimed.records_errors:
             reading = self._with_error_counters(reading)
         return dataclasses.replace(measured, reading=self._turns.flagged(claimed, reading))
+
+    def _with_prediction(self, claimed: Claim) -> tuple[MeasureRequest, bool]:
+        """Return the request of a claim, with the predicted calls of a whole model; and True if the
+        card must verify them. Without verification, only a simulated card needs them. Generated
+        kernels are not predicted, but listed by a verification.
+        """
+        if claimed.role != "whole" or claimed.capture_id is None:
+            return claimed.work, False
+        predicted, verify = self.retried(
+            predicted_counts, self.database, claimed.capture_id, claimed.job_id, self.card_id
+        )
+        if not verify and not self.benchmark.card.is_simulated:
+            return claimed.work, False
+        return dataclasses.replace(claimed.work, predicted=predicted or None), verify
 
     def _phase_of_turns(self, claimed: Claim, phase: str, details: dict[str, Any]) -> None:
         self.phase(claimed, phase, details)
@@ -394,7 +396,7 @@ class ItemDriver:
         """Publish items on several cards of this host that wait for cards which are free now."""
         with contextlib.suppress(DatabaseUnreachable):  # the reconciler publishes them later
             due = groups.due(self.database, cards.farm_of(self.holder), self.card_id)
-            self.follow_up(FollowUp(False, due=tuple(due)))
+            self.follow_up(FollowUp(due=tuple(due)))
 
     # -------------------------------------------------------------------------------- one attempt
 
@@ -463,7 +465,7 @@ class ItemDriver:
         """Let a claimed item wait again, see `items.put_off`."""
         self.retried(items.put_off, self.database, claimed, why, **how)
         woken = self.retried(items.wake_orphans, self.database, farm=cards.farm_of(self.holder))
-        self.follow_up(FollowUp(False, woken=woken))
+        self.follow_up(FollowUp(woken=woken))
 
     def _list_kernels(self, claimed: Claim) -> ItemOutcome:
         """Compile a model on the card and store its list of kernels; the next round measures them
