@@ -11,6 +11,7 @@ import difflib
 import functools
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -29,7 +30,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from farm.errors import SettingsError, UsageError
+from farm.errors import SettingsError, UsageError, did_you_mean
 from farm.errors.safe_text import keep_secret
 
 #: systemd creates this folder at every boot (deploy/systemd/farm.tmpfiles), for services,
@@ -50,6 +51,10 @@ _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 NO_SETTINGS = frozenset({"FARM_CONFIG", "FARM_IMAGE", "FARM_METRICS_BIND"})
 LEAST_LIKENESS = 0.8  # of a misspelt name and a setting, by `difflib`
 
+#: Settings whose empty text means that they are not set.
+_NEVER_EMPTY = {"state_dir", "compiler_cache_dir", "lock_dir", "host"}
+#: Error of pydantic for a variable of the environment that must be JSON.
+_NO_JSON = re.compile(r'error parsing value for field "(\w+)"')
 NEXT_STEP = "Correct the setting; docs/settings.md describes all settings."
 
 
@@ -133,6 +138,14 @@ class Settings(BaseSettings):
             if isinstance(value := given.get(name), str) and value:
                 keep_secret(value)
         return given
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_empty(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Use the default in place of an empty folder or host, as of a variable of the shell that
+        is not set: an empty folder would be the current one.
+        """
+        return {name: value for name, value in values.items() if value or name not in _NEVER_EMPTY}
 
     @field_validator("state_dir", "compiler_cache_dir", "lock_dir")
     @classmethod
@@ -366,12 +379,20 @@ def _explained(error: ValueError) -> SettingsError:
         return SettingsError(
             _problem(error.errors(include_url=False, include_input=False)[0]), NEXT_STEP
         )
-    return SettingsError(f"The settings could not be read: {error}", NEXT_STEP)
+    no_json = _NO_JSON.search(str(error))
+    if no_json:
+        name = no_json[1]
+        return SettingsError(f"The setting '{name}' (FARM_{name.upper()}) is no JSON.", NEXT_STEP)
+    file = os.environ.get("FARM_CONFIG", "")
+    return SettingsError(f"FARM_CONFIG names '{file}', which is not TOML: {error}.", NEXT_STEP)
 
 
 def _problem(problem: Any) -> str:
     name = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        near = did_you_mean(name, Settings.model_fields)
+        return f"'{name}' is not a setting. {near}".rstrip()
     return (
-        f"The setting '{name}' (FARM_{name.upper()}) is wrong: "
+        f"The setting '{name}' (FARM_{name.partition('.')[0].upper()}) is wrong: "
         f"{problem['msg'].removeprefix('Value error, ')}."
     )

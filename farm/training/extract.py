@@ -26,7 +26,7 @@ from farm.operators.captured import CapturedPass
 from farm.operators.cost import Cost, costs_of, model_flops
 from farm.operators.fake_outputs import as_computed
 from farm.operators.fake_pass import STANDS_FOR_A_CARD, fake_pass
-from farm.operators.value_sizes import sizes_in_words
+from farm.operators.output_sizes import sizes_in_words
 from farm.subjects.encoding import tensors_in
 from farm.subjects.needed import needed_tuple
 from farm.training.capture import capture_step

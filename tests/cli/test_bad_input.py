@@ -14,7 +14,7 @@ import pytest
 
 from farm import errors
 from farm.errors import FarmError, SettingsError
-from farm.settings import settings
+from farm.settings import Settings, settings
 from farm.store import tables
 from tests.report import rows
 
@@ -308,6 +308,42 @@ def test_a_wrong_setting_is_named(farm, monkeypatch):
     assert said.code == 2
     assert "FARM_TARGET" in said.stderr
     assert "docs/settings.md" in said.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("target = ", "farm.toml', which is not TOML: Invalid value"),
+        ("host = 'é'".encode("latin-1"), "farm.toml', which is not TOML: 'utf-8' codec"),
+        ("databse_url = ''", "'databse_url' is not a setting. Did you mean database_url?"),
+        ("models = {x = 3}", "The setting 'models.x' (FARM_MODELS) is wrong"),
+    ],
+)
+def test_a_settings_file_with_a_mistake_is_named(farm, monkeypatch, tmp_path, text, message):
+    config = tmp_path / "farm.toml"
+    config.write_bytes(text if isinstance(text, bytes) else text.encode())
+    monkeypatch.setenv("FARM_CONFIG", str(config))
+    settings.cache_clear()
+    said = farm("jobs")
+    assert said.code == 2
+    assert message in said.stderr
+    assert "docs/settings.md" in said.stderr
+
+
+def test_a_variable_that_must_be_json_is_named(farm, monkeypatch):
+    monkeypatch.setenv("FARM_MODELS", "{")
+    settings.cache_clear()
+    assert "The setting 'models' (FARM_MODELS) is no JSON." in farm("jobs").stderr
+
+
+def test_an_empty_folder_is_the_default_and_not_the_current_one(monkeypatch):
+    names = ("state_dir", "compiler_cache_dir", "lock_dir", "host")
+    for name in names:
+        monkeypatch.delenv(f"FARM_{name.upper()}", raising=False)
+    default = Settings()
+    for name in names:
+        monkeypatch.setenv(f"FARM_{name.upper()}", "")
+    assert Settings() == default
 
 
 @pytest.mark.parametrize("verb", ["cancel", "status", "report", "resume"])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from farm.errors import TupleRejected, Unmeasurable
-from farm.operators.trial import MOST_OUTPUTS, check_size, trial
+from farm.operators.output_sizes import MOST_OUTPUTS, check_size, trial
 from farm.types.tuple import OperatorTuple, TensorSpec
 
 CPU = torch.device("cpu")

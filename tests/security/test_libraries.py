@@ -21,8 +21,8 @@ from farm.devices.cpu import cpu_card
 from farm.errors import SettingsError, TupleRejected, Unmeasurable
 from farm.models import own
 from farm.operators.input_values import fill
+from farm.operators.output_sizes import trial
 from farm.operators.rebuild import rebuild
-from farm.operators.trial import trial
 from farm.settings import settings
 from farm.subjects import allow_list, libraries
 from farm.subjects.allow_list import overload_of
