@@ -27,6 +27,7 @@ from farm.errors import (
     FarmError,
     HostBusy,
     NoSuchCard,
+    SchemaMismatch,
     UnhealthyCard,
     Unmeasurable,
 )
@@ -97,6 +98,8 @@ class ItemDriver:
         default_factory=partial(Outage, log, "Waiting for the database"), init=False, repr=False
     )
     _turns: CpuTurns = field(init=False, repr=False)
+    #: Time of the newest check of the database's schema, by the monotonic clock.
+    _schema_checked_s: float = field(default=-math.inf, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._turns = CpuTurns(self.benchmark)
@@ -212,8 +215,12 @@ class ItemDriver:
                 return self._outcome_of_declined(item_id, claimed.why)
 
     def _claim(self, item_id: int) -> Claim | Declined:
-        """Claim an item. A card in quarantine starts no benchmark process."""
+        """Claim an item. A card in quarantine starts no benchmark process. While the database has
+        the schema of another version of the farm, nothing is claimed."""
         current = settings()
+        if time.monotonic() - self._schema_checked_s > current.beat_s:
+            self.retried(self.database.check_schema, has_claim=False)
+            self._schema_checked_s = time.monotonic()
         if self.software is None:
             self.retried(
                 refuse_card_in,
@@ -324,15 +331,15 @@ class ItemDriver:
     def retried(
         self, query: Callable[..., T], *arguments: Any, has_claim: bool = True, **options: Any
     ) -> T:
-        """Return ``query(*arguments, **options)``. While the database is unreachable, wait and try
-        again.
+        """Return ``query(*arguments, **options)``. While the database is unreachable, or has the
+        schema of another version of the farm, wait and try again.
 
         Args:
             has_claim: this driver has a claim and must write its outcome, so it waits even if the
                 process must stop.
 
         Raises:
-            DatabaseUnreachable: the database was unreachable for the time limit of an item, or this
+            DatabaseUnreachable, SchemaMismatch: this lasted for the time limit of an item, or this
                 process must stop. Another worker may claim the item after its lease.
         """
         deadline_s = time.monotonic() + max(settings().item_timeout_s, 60.0)
@@ -342,7 +349,7 @@ class ItemDriver:
                 answer = query(*arguments, **options)
                 self._outage.over()
                 return answer
-            except DatabaseUnreachable as error:
+            except (DatabaseUnreachable, SchemaMismatch) as error:
                 pause_s = next(pauses_s)
                 if time.monotonic() + pause_s > deadline_s or (
                     self.stop_requested() and not has_claim
