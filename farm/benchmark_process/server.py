@@ -46,6 +46,7 @@ from typing import Any, TextIO
 
 import psutil
 
+from farm.benchmark.host_code import check_versions, import_libraries, with_revision
 from farm.benchmark_process.handlers import HANDLERS, Handler, OpenCard
 from farm.benchmark_process.requests import (
     CompiledAhead,
@@ -67,7 +68,6 @@ from farm.errors import FarmError, Unmeasurable, error_text
 from farm.extensions import handlers as handlers_of_add_ons
 from farm.extensions import offload
 from farm.settings import die_with_parent, settings, user_models
-from farm.training.version import check_version, model_revision
 from farm.types.protocol import OnPhase
 from farm.types.reading import Reading
 from farm.types.software import Software
@@ -361,11 +361,8 @@ class TorchVerifier(Runner):
         import torch
 
         from farm.benchmark import verification
-        from farm.subjects import libraries
 
-        for library, problem in libraries.load().items():
-            if problem:
-                sys.stderr.write(f"The library {library} is not available: {problem}\n")
+        import_libraries()
         self.device = device
         self._torch = torch
         cuda = device.card.is_gpu
@@ -409,14 +406,10 @@ class TorchVerifier(Runner):
         return CompiledAhead(created)
 
     def answer(self, request: ProcessRequest[Any], on_phase: OnPhase) -> Any:
-        built = [subject.built_variant for subject in _subjects(request)]
-        variants = [variant for variant in built if variant is not None]
-        for variant in variants:
-            check_version(variant)
+        subjects = _subjects(request)
+        check_versions(subjects)
         answer = super().answer(request, on_phase)
-        if not variants or not isinstance(answer, Reading):
-            return answer
-        return answer.noting(revision=model_revision(variants[-1]))
+        return with_revision(answer, subjects) if isinstance(answer, Reading) else answer
 
     def join(self, rank: int, world: int, rendezvous: str) -> None:
         from farm.benchmark import ranks

@@ -17,10 +17,7 @@ from functools import partial
 from typing import Any, Literal, Self, TypeVar
 
 from farm.benchmark_process.client import BenchmarkProcess, CardReading
-from farm.benchmark_process.requests import (
-    FingerprintRequest,
-    VerifyRequest,
-)
+from farm.benchmark_process.requests import FingerprintRequest, MeasureRequest, VerifyRequest
 from farm.devices.device import Card
 from farm.devices.host import error_counters, open_device
 from farm.devices.quiet import quiet
@@ -30,6 +27,7 @@ from farm.errors import (
     FarmError,
     HostBusy,
     NoSuchCard,
+    SchemaMismatch,
     UnhealthyCard,
     Unmeasurable,
 )
@@ -100,6 +98,8 @@ class ItemDriver:
         default_factory=partial(Outage, log, "Waiting for the database"), init=False, repr=False
     )
     _turns: CpuTurns = field(init=False, repr=False)
+    #: Time of the newest check of the database's schema, by the monotonic clock.
+    _schema_checked_s: float = field(default=-math.inf, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._turns = CpuTurns(self.benchmark)
@@ -215,8 +215,12 @@ class ItemDriver:
                 return self._outcome_of_declined(item_id, claimed.why)
 
     def _claim(self, item_id: int) -> Claim | Declined:
-        """Claim an item. A card in quarantine starts no benchmark process."""
+        """Claim an item. A card in quarantine starts no benchmark process. While the database has
+        the schema of another version of the farm, nothing is claimed."""
         current = settings()
+        if time.monotonic() - self._schema_checked_s > current.beat_s:
+            self.retried(self.database.check_schema, has_claim=False)
+            self._schema_checked_s = time.monotonic()
         if self.software is None:
             self.retried(
                 refuse_card_in,
@@ -271,28 +275,19 @@ class ItemDriver:
     def measure(self, claimed: Claim) -> CardReading:
         """Measure a claimed item in the benchmark process. For a whole, first verify its capture
         once per job. Raises as `BenchmarkProcess.measure`."""
-        predicted, verify = None, False
-        if claimed.role == "whole" and claimed.capture_id is not None:
-            predicted, verify = self.retried(
-                predicted_counts, self.database, claimed.capture_id, claimed.job_id, self.card_id
-            )
+        work, verify = self._with_prediction(claimed)
         if claimed.cards:
             self._group = self._group or group_driver.KeptGroup()
             return self.retried(
                 group_driver.measure,
                 self.database,
                 claimed,
+                work if verify else claimed.work,
                 self._group,
                 farm=cards.farm_of(self.holder),
                 on_phase=partial(self.phase, claimed),
                 must_stop=self.stop_requested,
-                predicted=predicted if verify else None,
             )
-        if not verify and not self.benchmark.card.is_simulated:
-            # without verification, only a simulated card needs the predicted calls
-            predicted = None
-        # generated kernels are not predicted
-        work = dataclasses.replace(claimed.work, predicted=predicted or None)
         takes_turns = self.benchmark.card.is_cpu and work.protocol.takes_turns
         if takes_turns and not self._turns.had_turn(claimed):
             waiting, calls = self.retried(
@@ -306,6 +301,20 @@ class ItemDriver:
         if claimed.records_errors:
             reading = self._with_error_counters(reading)
         return dataclasses.replace(measured, reading=self._turns.flagged(claimed, reading))
+
+    def _with_prediction(self, claimed: Claim) -> tuple[MeasureRequest, bool]:
+        """Return the request of a claim, with the predicted calls of a whole model; and True if the
+        card must verify them. Without verification, only a simulated card needs them. Generated
+        kernels are not predicted, but listed by a verification.
+        """
+        if claimed.role != "whole" or claimed.capture_id is None:
+            return claimed.work, False
+        predicted, verify = self.retried(
+            predicted_counts, self.database, claimed.capture_id, claimed.job_id, self.card_id
+        )
+        if not verify and not self.benchmark.card.is_simulated:
+            return claimed.work, False
+        return dataclasses.replace(claimed.work, predicted=predicted or None), verify
 
     def _phase_of_turns(self, claimed: Claim, phase: str, details: dict[str, Any]) -> None:
         self.phase(claimed, phase, details)
@@ -322,15 +331,15 @@ class ItemDriver:
     def retried(
         self, query: Callable[..., T], *arguments: Any, has_claim: bool = True, **options: Any
     ) -> T:
-        """Return ``query(*arguments, **options)``. While the database is unreachable, wait and try
-        again.
+        """Return ``query(*arguments, **options)``. While the database is unreachable, or has the
+        schema of another version of the farm, wait and try again.
 
         Args:
             has_claim: this driver has a claim and must write its outcome, so it waits even if the
                 process must stop.
 
         Raises:
-            DatabaseUnreachable: the database was unreachable for the time limit of an item, or this
+            DatabaseUnreachable, SchemaMismatch: this lasted for the time limit of an item, or this
                 process must stop. Another worker may claim the item after its lease.
         """
         deadline_s = time.monotonic() + max(settings().item_timeout_s, 60.0)
@@ -340,7 +349,7 @@ class ItemDriver:
                 answer = query(*arguments, **options)
                 self._outage.over()
                 return answer
-            except DatabaseUnreachable as error:
+            except (DatabaseUnreachable, SchemaMismatch) as error:
                 pause_s = next(pauses_s)
                 if time.monotonic() + pause_s > deadline_s or (
                     self.stop_requested() and not has_claim
@@ -387,7 +396,7 @@ class ItemDriver:
         """Publish items on several cards of this host that wait for cards which are free now."""
         with contextlib.suppress(DatabaseUnreachable):  # the reconciler publishes them later
             due = groups.due(self.database, cards.farm_of(self.holder), self.card_id)
-            self.follow_up(FollowUp(False, due=tuple(due)))
+            self.follow_up(FollowUp(due=tuple(due)))
 
     # -------------------------------------------------------------------------------- one attempt
 
@@ -456,7 +465,7 @@ class ItemDriver:
         """Let a claimed item wait again, see `items.put_off`."""
         self.retried(items.put_off, self.database, claimed, why, **how)
         woken = self.retried(items.wake_orphans, self.database, farm=cards.farm_of(self.holder))
-        self.follow_up(FollowUp(False, woken=woken))
+        self.follow_up(FollowUp(woken=woken))
 
     def _list_kernels(self, claimed: Claim) -> ItemOutcome:
         """Compile a model on the card and store its list of kernels; the next round measures them

@@ -272,7 +272,7 @@ class JobResults:
     def _reason(self, operator_id: str, item: Any, in_scope: bool) -> str:
         if item is None and in_scope and operator_id in self.lacking_values:
             return NOT_SHOWN
-        return _reason(item, in_scope)
+        return _why_missing(item, in_scope)
 
     def _operators(self) -> dict[str, Any]:
         ids = select(ITEM.subject_id).where(*self.of_items, ITEM.role == "tuple")
@@ -295,7 +295,9 @@ class JobResults:
         for item in self._items_of_wholes():
             row = rows.get(item.reading_id or "")
             if row is None:
-                wholes.append(Whole(item.card_id, None, _reason(item, True, whole=True), launch))
+                wholes.append(
+                    Whole(item.card_id, None, _why_missing(item, True, whole=True), launch)
+                )
                 continue
             wholes.append(Whole(row.card_id, ReadingView.of(row), "", launch))
             wholes += self._with_other_launch(row)
@@ -553,7 +555,7 @@ def _preferred(items: Iterable[Any]) -> dict[tuple[str, str], Any]:
     return {(item.subject_id, item.protocol_id): item for item in worst_first}
 
 
-def _reason(item: Any, in_scope: bool, whole: bool = False) -> str:
+def _why_missing(item: Any, in_scope: bool, whole: bool = False) -> str:
     """Say why a tuple has no reading, in one line, or why a whole model has none. `item` is None if
     it has no item.
     """
