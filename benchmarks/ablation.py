@@ -44,7 +44,7 @@ from farm.exchange.packaged import packaged_database
 from farm.store import tables
 from farm.store.database import Database
 from farm.types.figure import Figure
-from farm.types.protocol import Variant
+from farm.types.variant import Variant
 from farm.verdict import corrections, gap_errors, replay
 from farm.verdict.job_results import JobResults
 from farm.verdict.verdict import Comparison, Verdict

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from farm.models import catalog, transformers
-from farm.types.protocol import Variant
+from farm.types.variant import Variant
 
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "docs" / "results" / "architectures.md"

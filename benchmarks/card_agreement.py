@@ -13,13 +13,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from farm.benchmark_process.requests import MeasureRequest
 from farm.devices.lock import CardLock
 from farm.errors import Unmeasurable
 from farm.settings import settings
 from farm.subjects.label import label_of
 from farm.subjects.parsing import parse
 from farm.types.figure import value_of
-from farm.types.protocol import Protocol, Stopping, Subject, Variant
+from farm.types.protocol import Protocol, Stopping
+from farm.types.subject import Subject
+from farm.types.variant import Variant
 
 TIMES = 5
 LOOP_S = 10.0
@@ -101,7 +104,7 @@ def _read_again(
                 subject = Subject("operator", operator.id, operator.spec)
                 try:
                     reading = process.measure(
-                        subject, Protocol.from_json(protocol.spec), stopping
+                        MeasureRequest(subject, Protocol.from_json(protocol.spec), stopping)
                     ).reading
                 except Unmeasurable as error:
                     entry["flags"].append(error.reason)

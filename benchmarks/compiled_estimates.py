@@ -49,8 +49,8 @@ from farm.store.content import stored_variant
 from farm.store.reuse import sound_readings
 from farm.training.foreseen_kernels import foreseen_kernels
 from farm.types.data_sheets import data_sheet
-from farm.types.protocol import Variant
 from farm.types.tuple import NeededTuple
+from farm.types.variant import Variant
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,8 +28,10 @@ from farm.subjects.parsing import parse
 from farm.types import intervals
 from farm.types.fields import figure_json
 from farm.types.figure import value_of
-from farm.types.protocol import Protocol, Stopping, Subject, Variant
+from farm.types.protocol import Protocol, Stopping
 from farm.types.reading import Reading
+from farm.types.subject import Subject
+from farm.types.variant import Variant
 
 FORMS = ("normal", "half_zeros", "class", "seen", "normal_again")
 NAMES = ("Conv2d", "Linear", "BatchNorm2d", "LayerNorm", "MultiheadAttention", "GELU")
@@ -146,7 +148,7 @@ def layers(
     from farm.types.value_profiles import class_of
 
     subject = Subject("variant", variant.id, variant.to_json())
-    observed, _ = verification.verify(subject, protocol, bench.torch_device, None)
+    observed = verification.verify(subject, protocol, bench.torch_device, None).observed
     assert observed is not None
     counts = Counter(call["tuple_id"] for call in observed["calls"])
     paths = {call["tuple_id"]: call["module_path"] for call in reversed(observed["calls"])}

@@ -31,13 +31,15 @@ import psutil
 import farm
 from benchmarks.layer_table import EXAMPLES
 from farm.benchmark_process.client import BenchmarkProcess
+from farm.benchmark_process.requests import MeasureRequest
 from farm.errors import FarmError, TupleRejected, Unmeasurable
 from farm.models import own
 from farm.subjects import libraries
 from farm.subjects.allow_list import ALLOWED_OPERATORS, ATEN_OVERLOADS, overload_of
 from farm.subjects.parsing import parse
 from farm.training.extract import extract
-from farm.types.protocol import Protocol, Stopping, Subject
+from farm.types.protocol import Protocol, Stopping
+from farm.types.subject import Subject
 from farm.types.tuple import OperatorTuple, TensorSpec
 
 SIZES = (0, 1, 1, 2, 2, 3, 4, 4, 7, 8, 16, 33)
@@ -308,7 +310,7 @@ def send(specs: Iterator[dict[str, Any]], card_id: str, timeout_s: float = 60.0)
         for number, spec in enumerate(specs):
             subject = Subject("operator", f"forged-{number}", spec)
             try:
-                process.measure(subject, Protocol(), stopping, timeout_s=timeout_s)
+                process.measure(MeasureRequest(subject, Protocol(), stopping), timeout_s=timeout_s)
                 outcome.reasons["measured"] += 1
             except Unmeasurable as error:
                 outcome.reasons[error.reason] += 1

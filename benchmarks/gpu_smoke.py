@@ -25,9 +25,12 @@ from farm.errors import Unmeasurable
 from farm.settings import settings
 from farm.subjects.label import label_of
 from farm.subjects.parsing import parse
+from farm.types.fields import content_id
 from farm.types.figure import value_of
-from farm.types.protocol import Protocol, Stopping, Subject, Variant, content_id
+from farm.types.protocol import Protocol, Stopping
 from farm.types.reading import Reading
+from farm.types.subject import Subject
+from farm.types.variant import Variant
 
 
 def main() -> None:
@@ -91,15 +94,16 @@ def read_model(
     print(f"\n=== {variant}")
     whole_subject = Subject("variant", variant.id, variant.to_json())
     begin_s = time.perf_counter()
-    observed, findings = verification.verify(whole_subject, protocol, bench.torch_device, None)
+    findings = verification.verify(whole_subject, protocol, bench.torch_device, None)
     verify_s = time.perf_counter() - begin_s
+    observed = findings.observed
     assert observed is not None
     whole = bench.measure(whole_subject, protocol, stopping)
     counts = Counter(call["tuple_id"] for call in observed["calls"])
     print(
         f"verify    {verify_s:.1f} s: {len(observed['calls'])} calls, {len(counts)} tuples, "
         f"{len(findings.observer_effect)} differences caused by the capture, "
-        f"{len(observed['gaps'])} gaps"
+        f"{len(findings.gaps or ())} gaps"
     )
     for text in findings.observer_effect[:5]:
         print(f"          {text[:150]}")

@@ -48,8 +48,10 @@ from farm.devices.host import discover, open_device
 from farm.errors import Unmeasurable
 from farm.settings import settings
 from farm.subjects.label import label_of
-from farm.types.protocol import Protocol, Stopping, Subject, Variant
+from farm.types.protocol import Protocol, Stopping
 from farm.types.reading import Reading
+from farm.types.subject import Subject
+from farm.types.variant import Variant
 
 REPLAYS = 5
 

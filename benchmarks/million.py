@@ -35,7 +35,8 @@ from farm.report.lookup import lookup
 from farm.store import content, tables
 from farm.store.database import Database
 from farm.store.query import parse
-from farm.types.protocol import Protocol, Variant
+from farm.types.protocol import Protocol
+from farm.types.variant import Variant
 from tests.report import filled
 
 MODELS = ("resnet50", "mobilenet_v2", "densenet121", "efficientnet_b0")

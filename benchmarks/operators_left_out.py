@@ -71,7 +71,7 @@ def left_out(
     found = {"tuples": float(len(group)), "distance": float(np.median(costs.distance))}
     values_of = {
         "time_us": [row.cost.time_us.value for row in group.rows],
-        "power_w": [row.power_w for row in group.rows],
+        "power_w": [row.cost.mean_power_w for row in group.rows],
     }
     for name, target in (("time", "time_us"), ("power", "power_w")):
         measured = np.array(values_of[target], dtype=float)

@@ -60,7 +60,8 @@ def compare(card: Any, options: argparse.Namespace) -> dict[str, Any]:
     from farm.devices.host import open_device
     from farm.operators.capture import capture
     from farm.operators.rebuild import rebuild
-    from farm.types.protocol import Protocol, Stopping, Subject
+    from farm.types.protocol import Protocol, Stopping
+    from farm.types.subject import Subject
 
     cuda = card.is_gpu
     bench = Bench(open_device(card), "cuda:0" if cuda else "cpu", canary_every=0)

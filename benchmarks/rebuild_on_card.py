@@ -21,7 +21,8 @@ from typing import Any
 
 from farm.subjects.label import label_of
 from farm.subjects.parsing import parse
-from farm.types.protocol import Protocol, Variant
+from farm.types.protocol import Protocol
+from farm.types.variant import Variant
 
 MODELS = [
     f"{name}:32:{dtype}"

@@ -60,6 +60,12 @@ but the readings are those of their day. Some models were used to choose a part 
 ([which](ablation.md)). So this table is not a blind test. Three lists were fixed before they were
 measured: `examples/held_out.yml`, `examples/several_cards.yml` and `examples/compiled.yml`.
 
+The largest gaps in time are those of models that are split over two cards. The intervals use a few
+constants from these readings for every card model
+([method](../method.md#constants-from-two-card-models)).
+
+![Sum of the parts against the whole model, on an NVIDIA H200](../pictures/sum-against-whole.svg)
+
 Other evidence, each written by a command:
 
 | page | question |

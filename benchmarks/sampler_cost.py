@@ -25,7 +25,9 @@ from farm.settings import settings
 from farm.subjects.label import label_of
 from farm.subjects.parsing import parse
 from farm.types import intervals
-from farm.types.protocol import Protocol, Stopping, Subject, Variant
+from farm.types.protocol import Protocol, Stopping
+from farm.types.subject import Subject
+from farm.types.variant import Variant
 
 
 class Silent(Device):
@@ -108,9 +110,8 @@ def _subjects(text: str, wanted: int, device: Any) -> list[tuple[str, Subject]]:
 
     name, batch, dtype, *_ = [*text.split(":"), "", ""]
     variant = Variant(name, int(batch or 32), 224, dtype or "float32")
-    observed, _ = verification.verify(
-        Subject("variant", variant.id, variant.to_json()), Protocol(), device, None
-    )
+    subject = Subject("variant", variant.id, variant.to_json())
+    observed = verification.verify(subject, Protocol(), device, None).observed
     assert observed is not None
     order = sorted(observed["tuples"], key=lambda key: (observed["costs"][key]["bytes"], key))
     spread = {order[round(step * (len(order) - 1) / max(1, wanted - 1))] for step in range(wanted)}

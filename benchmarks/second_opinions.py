@@ -33,7 +33,8 @@ from farm.requests.card_selection import matching_cards
 from farm.settings import settings
 from farm.subjects.label import label_of
 from farm.subjects.parsing import parse
-from farm.types.protocol import Protocol, Stopping, Subject
+from farm.types.protocol import Protocol, Stopping
+from farm.types.subject import Subject
 
 BFLOAT16 = torch.bfloat16
 OPERATORS: list[tuple[nn.Module, tuple[int, ...], torch.dtype]] = [

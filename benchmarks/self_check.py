@@ -19,7 +19,7 @@ from farm.models import catalog, torchvision
 from farm.operators import self_check
 from farm.operators.captured import CapturedPass
 from farm.training.extract import Extraction, extract
-from farm.types.protocol import Variant
+from farm.types.variant import Variant
 
 
 class Timed:

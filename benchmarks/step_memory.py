@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from farm.models import catalog
 from farm.training.extract import build_step, extract_step
-from farm.types.protocol import Variant
+from farm.types.variant import Variant
 
 CPU = torch.device("cpu")
 MODELS = (

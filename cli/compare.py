@@ -98,6 +98,8 @@ def _compare_stored(first: str, second: str, gate: Gate | None, shape: str, limi
     texts = (comparison.a.text, comparison.b.text)
     _show(shape, shown, judged, texts, lambda: lists.comparison(comparison, limit))
     if judged is not None:
+        if judged.left_out:
+            say(judged.left_out)
         judged.check()
 
 

@@ -401,8 +401,10 @@ def _kernels(rows: Sequence[ComparedKernels], most: int) -> RenderableType:
 
 def _difference_cells(entry: ComparedRow) -> list[Any]:
     def cells(found: Change, units: Units) -> list[Any]:
-        change = gap(found.change) if found.apart or not found.change else f"({gap(found.change)})"
         sides = [quantity(value_of(side), units) for side in (found.a, found.b)]
+        if entry.incomplete and found.change:
+            return [*sides, Text("incomplete")]
+        change = gap(found.change) if found.apart or not found.change else f"({gap(found.change)})"
         return [*sides, Text(change, style=_STYLES.get(found.verdict, ""))]
 
     calls = str(entry.a.calls or "")

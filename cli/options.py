@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import re
 import shlex
 import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -23,8 +24,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
-from farm.errors import UsageError
+from farm.errors import SettingsError, UsageError, did_you_mean
 from farm.types.fields import fields_of, number_of
+from farm.types.format import few
 
 if TYPE_CHECKING:
     from farm.requests.partial_request import PartialRequest
@@ -44,6 +46,11 @@ Cards = Annotated[
 #: Words that are a mode if they follow `--compile`. A mode that the farm refuses is among them, for
 #: its message.
 WITH_MODES = ("default", "max-autotune", "reduce-overhead")
+#: A function or a class of a module: its name.
+_DEFINED = re.compile(r"^(?:def|class) (\w+)", re.MULTILINE)
+#: The keys of a section: parameters of Typer, and those that `_with_text` reads.
+_KEYS = {*inspect.signature(typer.Option).parameters, "flags", "argument"}
+_MOST_NAMES = 20
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 _WHAT, _HOW, _WHERE = "What to measure", "How to measure", "Where to measure, and the verdict"
 
@@ -84,9 +91,9 @@ VariantFields = Annotated[dict[str, Any], Declared()]
 def flat(command: Callable[..., None]) -> Callable[..., None]:
     """The command with a parameter for each option, in place of its groups of options."""
     name = command.__name__
-    parameters = inspect.signature(command, eval_str=True).parameters.values()
-    texts = _texts(command).get(name.rstrip("_"), {})
-    options_by_name = {parameter.name: _with_text(texts, parameter) for parameter in parameters}
+    parameters = inspect.signature(command, eval_str=True).parameters
+    texts = _texts(command, parameters)
+    options_by_name = {key: _with_text(texts, option) for key, option in parameters.items()}
     every = list(_flat(options_by_name))
     # A declared field may have an own option, in any group.
     names = {option.name for option in every if isinstance(option, inspect.Parameter)}
@@ -122,15 +129,58 @@ def _group(annotation: Any) -> Any:
     )
 
 
-def _texts(owner: Any) -> dict[str, dict[str, dict[str, Any]]]:
-    """The file `options.toml` beside the module of a command or a group of options."""
-    return texts_at(Path(inspect.getfile(owner)).with_name("options.toml"))
+def _texts(owner: Any, parameters: Collection[str]) -> dict[str, dict[str, Any]]:
+    """Parameter -> its option, of a command or a group of options, from the file `options.toml`
+    beside its module. Raises `SettingsError` for a parameter that the owner does not have, and
+    for a key that an option does not have.
+    """
+    path = Path(inspect.getfile(owner)).with_name("options.toml")
+    name = owner.__name__.rstrip("_")
+    texts = texts_at(path).get(name, {})
+    _check_sections(path, texts, parameters, f"{name}.")
+    for parameter, text in texts.items():
+        unknown = text.keys() - _KEYS
+        if unknown:
+            raise SettingsError(
+                f"{path}: the section [{name}.{parameter}] has an unknown key '{min(unknown)}'.",
+                did_you_mean(min(unknown), _KEYS) or "Use parameters of `typer.Option`.",
+            )
+    return texts
 
 
 @functools.cache
 def texts_at(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
-    """The texts of a file: command or group of options -> parameter -> its option."""
-    return tomllib.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    """The texts of a file: command or group of options -> parameter -> its option.
+
+    Raises `SettingsError` if the file is not TOML, or if it has a section that is neither a
+    function nor a class of a module beside it."""
+    if not path.is_file():
+        return {}
+    try:
+        texts = tomllib.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise SettingsError(f"{path} is not TOML: {error}.", "Correct the file.") from None
+    owners: set[str] = set()
+    for module in path.parent.glob("*.py"):
+        names = _DEFINED.findall(module.read_text(encoding="utf-8"))
+        owners.update(name.rstrip("_") for name in names if not name.startswith("_"))
+    _check_sections(path, texts, owners)
+    return texts
+
+
+def _check_sections(
+    path: Path, sections: Mapping[str, Any], existing: Collection[str], owner: str = ""
+) -> None:
+    """Raise `SettingsError` if a section of a file, or of its section `owner`, has another name
+    than the existing ones, or is no table.
+    """
+    for name, content in sections.items():
+        if name not in existing or not isinstance(content, dict):
+            names = f"The names that exist: {few(sorted(existing), _MOST_NAMES)}."
+            raise SettingsError(
+                f"{path}: there is nothing of the name of the section [{owner}{name}].",
+                f"{did_you_mean(name, existing)} {names}".lstrip(),
+            )
 
 
 def _with_text(texts: dict[str, dict[str, Any]], one: inspect.Parameter) -> inspect.Parameter:
@@ -145,7 +195,7 @@ def _with_text(texts: dict[str, dict[str, Any]], one: inspect.Parameter) -> insp
 def _members(group: Any) -> dict[str, inspect.Parameter]:
     """The parameters of a dataclass of options."""
     members, hints = {}, get_type_hints(group, include_extras=True)
-    texts = _texts(group).get(group.__name__, {})
+    texts = _texts(group, hints)
     for field in dataclasses.fields(group):
         default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
         of = {"default": default, "annotation": hints[field.name]}
@@ -246,7 +296,7 @@ class CliOptions:
         """
         from farm.requests import measurement_file
         from farm.requests.partial_request import PartialRequest
-        from farm.types.protocol import FROM_FILE, Variant
+        from farm.types.variant import FROM_FILE, Variant
 
         if not self.models and not self.files:
             raise UsageError(
@@ -301,10 +351,15 @@ def _several_values(field: Field, text: str) -> Sequence[int | str | None]:
     `UsageError` for an unknown word."""
     if field.type is int:
         return sizes(f"--{field.name}", text)
-    words = ["" if word.strip() == "none" else word.strip() for word in text.split(",")]
-    for word in words:
+    words = [word.strip() for word in text.split(",")]
+    if "" in words:
+        raise UsageError(
+            f"--{field.name} '{text}' has an empty name.", "Separate names by one comma each."
+        )
+    chosen = ["" if word == "none" else word for word in words]
+    for word in chosen:
         field.check_choice(word)
-    return words
+    return chosen
 
 
 def _without_precision(request: PartialRequest) -> PartialRequest:

@@ -27,7 +27,6 @@ from farm.types.format import (
     TIME,
     count_of,
     few,
-    gap,
     interval,
     part_of,
     percent,
@@ -387,9 +386,10 @@ def _comparison(verdict: Verdict) -> Table:
             values = (
                 interval(comparison.total, units),
                 interval(comparison.whole, units),
-                gap(comparison.gap),
+                verdict.gap_text(comparison),
             )
-            tables.row(table, name, *values, percent(comparison.accuracy) if judged else "")
+            accuracy = percent(verdict.accuracy_of(comparison)) if judged else ""
+            tables.row(table, name, *values, accuracy)
         elif judged:
             tables.row(table, name, "not available", NOTHING, NOTHING, NOTHING, style="dim")
     return table
@@ -445,18 +445,16 @@ def _verdict(report: Report) -> RenderableType:
     line = tables.outcome(verdict.outcome)
     if report.preliminary and report.readings.open:
         line = Text("PRELIMINARY ", style="bold cyan").append_text(line)
-    accuracies = [
-        f"{name} {percent(comparison.accuracy)}"
-        for name, comparison in (("time", verdict.time), ("energy", verdict.energy))
-        if comparison and comparison.accuracy is not None
-    ]
+    accuracies = []
+    for name, comparison in (("time", verdict.time), ("energy", verdict.energy)):
+        value = verdict.accuracy_of(comparison)
+        if value is not None:
+            accuracies.append(f"{name} {percent(value)}")
     if report.is_sweep:
         line = Text(f"{verdict.measured} of {verdict.parts} tuples measured", style="bold")
     elif verdict.outcome != "none":
-        line.append(
-            f"  accuracy {', '.join(accuracies)}; coverage {percent(verdict.coverage)}",
-            style="not bold",
-        )
+        accuracy = f"accuracy {', '.join(accuracies)}; " if accuracies else ""
+        line.append(f"  {accuracy}coverage {percent(verdict.coverage)}", style="not bold")
         line.append(f"  (target {percent(verdict.target, 0)})", style="not bold dim")
     reasons = () if report.is_sweep and report.state != "cancelled" else verdict.reasons
     if (

@@ -63,20 +63,17 @@ def measure(
     cards: list[Card],
     submissions: Submissions,
     ending: Ending,
-    *,
-    pinned: bool = False,
 ) -> None:
-    """Start a farm for this command and measure the batches of requests, one after the other.
-    ``pinned``: see `tasks.submissions.submit`.
-    """
+    """Start a farm for this command and measure the batches of requests, one after the other."""
     # Celery loads only when there is something to do.
     from farm.settings import settings
-    from tasks.doctor.host import disturbances
+    from tasks.doctor.host import check_alone, disturbances
     from tasks.embedded import EmbeddedFarm
 
     ending.hint = CONTINUES + (OF_A_CPU if any(card.is_cpu for card in cards) else "")
 
     def starting() -> None:
+        check_alone(cards, settings())
         for check in disturbances(cards, settings()):
             say(f"warning: {check.message}.")
             say(f"→ {check.next_step}")
@@ -93,9 +90,7 @@ def measure(
         try:
             for requests in batches:
                 before = len(submissions.job_ids)
-                submissions.submit_all(
-                    database, requests, progress=follow.working, pinned=pinned, farm=farm
-                )
+                submissions.submit_all(database, requests, progress=follow.working, farm=farm)
                 tend()
                 follow.follow(database, submissions.job_ids[before:], tend=tend)
         finally:
@@ -119,7 +114,8 @@ def submit(options: CliOptions, wait: bool = False) -> None:
     check_broker(settings())
     database = output.open_database()
     cards = choose_cards(serving_cards(database, options.card or []), options.card or [])
-    requests = resolve_all(partials, cards, target=settings().target)
+    pinned = bool(options.card)
+    requests = resolve_all(partials, cards, target=settings().target, pinned=pinned)
     say_differences(requests)
     submissions = Submissions(say)
     if options.dry_run:
@@ -128,7 +124,7 @@ def submit(options: CliOptions, wait: bool = False) -> None:
         return
     try:
         left = submissions.still_to_do(database, requests)
-        submissions.submit_all(database, left, progress=follow.working, pinned=bool(options.card))
+        submissions.submit_all(database, left, progress=follow.working)
         if wait:
             follow.follow(database, submissions.job_ids)
     except KeyboardInterrupt as interruption:

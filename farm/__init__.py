@@ -32,10 +32,11 @@ if TYPE_CHECKING:
     from farm.models.catalog import variant
     from farm.store.database import Database
     from farm.training.captured_model import CapturedModel, capture_model
-    from farm.types.protocol import Protocol, Stopping, Variant
+    from farm.types.protocol import Protocol, Stopping
     from farm.types.release import __version__
     from farm.types.request import Request, Sweep
     from farm.types.tuple import OperatorTuple
+    from farm.types.variant import Variant
 
 _MODULES = {
     "farm.api.measure": "measure_model",
@@ -47,7 +48,8 @@ _MODULES = {
     "farm.models.catalog": "variant",
     "farm.store.database": "Database",
     "farm.training.captured_model": "CapturedModel capture_model",
-    "farm.types.protocol": "Protocol Stopping Variant",
+    "farm.types.protocol": "Protocol Stopping",
+    "farm.types.variant": "Variant",
     "farm.types.release": "__version__",
     "farm.types.request": "Request Sweep",
     "farm.types.tuple": "OperatorTuple",

@@ -15,7 +15,7 @@ import pytest
 
 from farm.models import catalog
 from farm.settings import user_models
-from farm.types.protocol import Variant
+from farm.types.variant import Variant
 
 MODULE = "farm.training.extract"
 _originals: dict[str, Any] = {}

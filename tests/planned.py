@@ -21,9 +21,10 @@ from farm.store import captures, content, tables
 from farm.store.database import Database
 from farm.types.details import Details
 from farm.types.figure import Figure
-from farm.types.protocol import Protocol, Stopping, Variant
+from farm.types.protocol import Protocol, Stopping
 from farm.types.reading import METHOD, Reading, method_of
 from farm.types.request import Request, Sweep
+from farm.types.variant import Variant
 from tests.farms import store_operators
 
 READING = Reading(

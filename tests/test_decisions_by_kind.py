@@ -44,7 +44,7 @@ EXCEPTIONS = {
     "farm/store/columns.py": (4, "the conditions of SQL that others use"),
     "farm/store/query.py": (1, "which subjects a query selects"),
     "farm/types/data_sheets.py": (1, "the sheet of a CPU is not found by its model"),
-    "farm/types/protocol.py": (1, "`Subject.whole`"),
+    "farm/types/subject.py": (1, "`Subject.whole`"),
     "farm/types/request.py": (1, "`OfJobKind.is_sweep`"),
     "farm/types/tuple.py": (1, "`NeededTuple.is_kernel`, of JSON that may be foreign"),
 }

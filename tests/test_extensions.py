@@ -1,5 +1,7 @@
 """Add-ons come from entry points: those of the farm, and of distributions that the host names."""
 
+import sys
+
 import pytest
 
 from farm import extensions
@@ -27,12 +29,13 @@ def carbon(job: str) -> None:
 @pytest.fixture
 def fresh():
     """Look for add-ons again in this test, and after it."""
-    from cli import commands
+    from cli import commands, main
 
     def clear():
         settings.cache_clear()
         extensions.add_ons.cache_clear()
         commands.all_commands.cache_clear()
+        main.built.cache_clear()
 
     clear()
     yield clear
@@ -50,6 +53,7 @@ def other_distribution(tmp_path, monkeypatch):
         "[farm.addons]\ncarbon = carbon_of_a_test:ADD_ON\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "carbon_of_a_test", raising=False)
 
 
 def test_the_farm_has_its_own_add_ons():
@@ -74,3 +78,26 @@ def test_a_distribution_without_an_add_on_is_a_wrong_setting(fresh, monkeypatch)
     fresh()
     with pytest.raises(SettingsError, match="'no-such-distribution' has no add-on"):
         add_ons()
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "step"),
+    [
+        ("[carbn.job]", "section [carbn]", "Did you mean carbon? The names that exist: carbon."),
+        ("[carbon.jobs]", "section [carbon.jobs]", "Did you mean job? The names that exist: job."),
+        ("[carbon]\njob = 1", "section [carbon.job]", "The names that exist: job."),
+        ("[carbon.job]\nflag = []", "an unknown key 'flag'", "Did you mean flags"),
+        ("[carbon.job", "is not TOML", "Correct the file."),
+    ],
+)
+def test_a_wrong_section_of_the_options_of_an_add_on_is_named(
+    other_distribution, fresh, monkeypatch, farm, tmp_path, text, message, step
+):
+    (tmp_path / "options.toml").write_text(text)
+    monkeypatch.setenv("FARM_ADDONS", "farm-carbon")
+    fresh()
+    said = farm("carbon", "job1")
+    assert said.code == 2
+    assert message in said.stderr
+    assert step in said.stderr.replace("\n  ", " ")
+    assert str(tmp_path / "options.toml") in said.stderr.replace("\n", "")

@@ -27,6 +27,7 @@ from benchmarks.studies.results import (
     tabulated,
 )
 from farm.benchmark_process.client import BenchmarkProcess
+from farm.benchmark_process.requests import MeasureRequest
 from farm.devices.device import Card
 from farm.errors import FarmError, Unmeasurable
 from farm.jobs.own_card import check_health
@@ -218,9 +219,7 @@ def _busy(
                         break
                     try:
                         process.measure(
-                            sample.subject,
-                            protocol,
-                            stopping,
+                            MeasureRequest(sample.subject, protocol, stopping),
                             verify=False,
                             timeout_s=settings().item_timeout_s,
                         )

@@ -32,7 +32,9 @@ from farm.operators.captured import CapturedCall, CapturedPass
 from farm.operators.rebuild import Rebuilt, placements_of
 from farm.subjects.label import label_of
 from farm.types import intervals
-from farm.types.protocol import Placement, Protocol, Subject
+from farm.types.placement import Placement
+from farm.types.protocol import Protocol
+from farm.types.subject import Subject
 
 REPLAYS = 8  # timed replays of each run, after a warm-up replay
 
@@ -90,7 +92,7 @@ class InSituTimes:
 
 
 def changes_of(capture: CapturedPass, how: str, most: int | None = None) -> list[ChangedCall]:
-    """Return all placements (`farm.types.protocol.configurations`) of all tuples, each for the
+    """Return all placements (`farm.types.placement.configurations`) of all tuples, each for the
     first call of its tuple. If there are more than `most`, return `most` of them, spread evenly
     over the model."""
     first = {call.tuple_id: call.index for call in reversed(capture.calls)}

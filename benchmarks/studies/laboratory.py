@@ -20,6 +20,7 @@ from operator import itemgetter
 from typing import Any, TypeVar
 
 from farm.benchmark_process.client import BenchmarkProcess
+from farm.benchmark_process.requests import MeasureRequest
 from farm.devices.device import Card
 from farm.devices.lock import CardLock
 from farm.devices.software import torch_version
@@ -32,9 +33,12 @@ from farm.settings import settings
 from farm.store import tables
 from farm.store.captures import classes
 from farm.store.database import Database
-from farm.types.protocol import Protocol, Software, Stopping, Subject, Variant
+from farm.types.protocol import Protocol, Stopping
 from farm.types.request import Request
 from farm.types.roofline import roofline_of
+from farm.types.software import Software
+from farm.types.subject import Subject
+from farm.types.variant import Variant
 
 T = TypeVar("T")
 
@@ -194,7 +198,9 @@ class Laboratory:
             self.check_health()  # the process may have been restarted
             timeout_s = settings().item_timeout_s
             answer = self._process.measure(
-                sample.subject, protocol, stopping, timeout_s=timeout_s, verify=False
+                MeasureRequest(sample.subject, protocol, stopping),
+                timeout_s=timeout_s,
+                verify=False,
             )
         except Unmeasurable as error:
             self.failures[f"{sample.label} ({protocol})"] = f"{error.reason}: {error.message}"
@@ -268,7 +274,7 @@ class Laboratory:
             for operator_id, named in by_tuple.items():
                 one = session.get_one(tables.Operator, operator_id)
                 count = sum(named.values())
-                weight_us = count * roofline.estimate_us(one.flops, one.bytes_moved, one.short_name)
+                weight_us = count * roofline.call_us(one)
                 subject = Subject("operator", operator_id, one.spec)
                 found.append(
                     Sample(

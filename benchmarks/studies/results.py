@@ -25,7 +25,7 @@ from farm.errors import FarmError, UsageError
 from farm.settings import settings
 from farm.settings.shared_files import PRIVATE, open_folder
 from farm.store.database import Database
-from farm.types.protocol import Variant
+from farm.types.variant import Variant
 
 Kind = Literal[
     "text", "count", "seconds", "time_us", "energy_mj", "power_w", "clock_mhz", "change", "share"

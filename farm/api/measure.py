@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 from farm.api.notebook import JobReport, job_report
 from farm.jobs.in_process import run_model
 from farm.store.database import Database
-from farm.types.protocol import Placements, Protocol, Stopping, Variant
+from farm.types.placement import Placements
+from farm.types.protocol import Protocol, Stopping
 from farm.types.request import Reuse
+from farm.types.variant import Variant
 
 if TYPE_CHECKING:
     from farm.training.captured_model import CapturedModel

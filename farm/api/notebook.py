@@ -9,7 +9,7 @@ from farm.errors.safe_text import printable
 from farm.report.report import Report, build
 from farm.store.database import Database
 from farm.store.job_ids import find_job
-from farm.types.format import ENERGY, TIME, gap, interval, quantity
+from farm.types.format import ENERGY, TIME, interval, quantity
 from farm.types.notebook import table
 
 
@@ -52,7 +52,7 @@ class JobReport:
             for row in report.types
         ]
         compared = [
-            (name, interval(sums.total, units), interval(sums.whole, units), gap(sums.gap))
+            (name, interval(sums.total, units), interval(sums.whole, units), verdict.gap_text(sums))
             for name, units, sums in (
                 ("time", TIME, verdict.time),
                 ("energy", ENERGY, verdict.energy),

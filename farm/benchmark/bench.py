@@ -34,8 +34,9 @@ from farm.benchmark.workload import Workload, why_it_raised
 from farm.devices.device import Device
 from farm.errors import Unmeasurable
 from farm.types.details import CanaryNote
-from farm.types.protocol import OnPhase, Protocol, Stopping, Subject
+from farm.types.protocol import OnPhase, Protocol, Stopping
 from farm.types.reading import CPU_METHOD, Reading
+from farm.types.subject import Subject
 
 # how often to repeat a reading that a hot card, other processes, drift or a slow host disturbed
 REPEATS = 2

@@ -23,8 +23,9 @@ from farm.benchmark.subjects import kind_of_subject, prepare
 from farm.benchmark.workload import why_it_raised
 from farm.errors import Unmeasurable
 from farm.types.details import CallOrder
-from farm.types.protocol import OnPhase, Protocol, Stopping, Subject
+from farm.types.protocol import OnPhase, Protocol, Stopping
 from farm.types.reading import Reading
+from farm.types.subject import Subject
 
 TURNS_S = 60.0  # longest expected time of a block
 # after this time without a request for its reading, a timed subject is timed again

@@ -56,7 +56,8 @@ from farm.operators.profiler import (
 )
 from farm.operators.rebuild import rebuild
 from farm.subjects.label import label_of
-from farm.types.protocol import Protocol, Subject, Variant
+from farm.types.protocol import Protocol
+from farm.types.subject import Subject
 from farm.types.verification import Eagerly, InModelTimes, Launches, OtherCalls, Verification
 
 _log = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ def verify(
     device: torch.device,
     predicted: Mapping[str, int] | None,
     record: Record | None = None,
-) -> tuple[dict[str, Any] | None, Verification]:
+) -> Verification:
     """Capture a variant on the card, launched in the same way as for a measurement, and compare it
     with the prediction.
 
@@ -84,14 +85,14 @@ def verify(
             launches graphs.
 
     Returns:
-        The observed capture as JSON, or None if it equals the prediction and no values decide the
-        work of its calls; and the findings.
+        The findings. `Verification.observed` is None if the capture equals the prediction and no
+        values decide the work of its calls.
 
     Raises:
         Unmeasurable: the model does not fit on the card, or raised there.
     """
     one_stream(device)
-    kind, not_captured = kind_of_variant(Variant.from_json(subject.spec)), None
+    kind, not_captured = kind_of_variant(subject.variant), None
     if record is None and device.type == "cuda" and protocol.launch == "graph":
         record = functools.partial(_as_graph, device=device, waits=kind.has_host_steps)
     with _errors_of_model(), numeric_flags(protocol):
@@ -121,8 +122,9 @@ def verify(
     )
     as_predicted = predicted is not None and not (findings.missing or findings.unexpected)
     if as_predicted and not _has_deciding_values(found.capture):
-        return None, findings
-    return {**capture_json(found.capture), **kind.facts(subject, device)}, findings
+        return findings
+    observed = {**capture_json(found.capture), **kind.facts(subject, device)}
+    return dataclasses.replace(findings, observed=observed)
 
 
 @contextlib.contextmanager
@@ -156,20 +158,20 @@ def _checked(found: WatchedPass, predicted: Mapping[str, int], device: torch.dev
 
 def _verify_rank(
     subject: Subject, protocol: Protocol, device: torch.device, predicted: Mapping[str, int]
-) -> tuple[dict[str, Any] | None, Verification]:
+) -> Verification:
     """Compare the operators of this rank's part with the prediction.
 
     The profiler is not used, because it would slow down the next measurements of the ranks.
     """
-    variant = Variant.from_json(subject.spec)
+    variant = subject.variant
     capture = kind_of_variant(variant).capture_rank(variant, protocol, device)
     gc.collect()  # a split model refers to itself; the measurement needs its memory
     findings = _compared(WatchedPass(capture, Counter(), Counter(), Counter(), []), predicted)
     launch = protocol.launch if device.type == "cuda" else "eager"
     findings = dataclasses.replace(findings, launch=launch, unobserved_kernels=None, kernels=None)
     if findings.matches and not _has_deciding_values(capture):
-        return None, findings
-    return capture_json(capture), findings
+        return findings
+    return dataclasses.replace(findings, observed=capture_json(capture))
 
 
 def _compared(found: WatchedPass, predicted: Mapping[str, int] | None) -> Verification:

@@ -107,7 +107,7 @@ def window_power(
         power_w = (last_mj - first_mj) / (last_s - first_s) / 1e3
         return WindowPower(
             power_w=Figure(power_w, FIRST_STEP * power_w),
-            source="energy_counter",
+            source=sampler.device.counter_source,
             begin_s=ticks_s[0],
             end_s=ticks_s[1],
             ticks=2,
@@ -149,7 +149,7 @@ def _power_of_counter(
     return WindowPower(
         # If the power drifts, its uncertainty is at least half of the drift.
         power_w=Figure(fit.rate, math.hypot(fit.half_width, fit.rate * drift / 2)),
-        source="rapl" if sampler.device.card.is_cpu else "energy_counter",
+        source=sampler.device.counter_source,
         begin_s=begin_s,
         end_s=end_s,
         drift=drift,

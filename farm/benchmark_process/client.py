@@ -25,7 +25,6 @@ from typing import Any, TypeVar
 from farm.benchmark_process.requests import (
     MeasureRequest,
     ProcessRequest,
-    Verified,
     VerifyRequest,
     from_json,
     to_json,
@@ -36,8 +35,10 @@ from farm.devices.lock import host_lock
 from farm.errors import CardBusy, HostBusy, SettingsError, Unmeasurable
 from farm.settings import START_TIMEOUT_S, environment_of_children, settings
 from farm.types.card_kind import is_gpu_id
-from farm.types.protocol import OnPhase, Protocol, Software, Stopping, Subject
+from farm.types.protocol import OnPhase
 from farm.types.reading import Reading
+from farm.types.software import Software
+from farm.types.verification import Verification
 
 A = TypeVar("A")
 
@@ -63,12 +64,12 @@ class Rank:
 class CardReading:
     """A reading, with the card and the software that it was measured on.
 
-    `verified`: the verification of a variant; None if it was not verified."""
+    `verification`: of a variant; None if it was not verified."""
 
     reading: Reading
     software: Software
     card: Card
-    verified: Verified | None = None
+    verification: Verification | None = None
 
 
 class BenchmarkProcess:
@@ -333,50 +334,42 @@ class BenchmarkProcess:
 
     def measure(
         self,
-        subject: Subject,
-        protocol: Protocol,
-        stopping: Stopping,
+        request: MeasureRequest,
         *,
-        predicted: Mapping[str, int] | None = None,
-        verify: bool | None = None,
+        verify: bool = False,
         timeout_s: float | None = None,
         on_phase: OnPhase | None = None,
     ) -> CardReading:
-        """Measure one item. Verify it first if it is a variant with a prediction. Raises as `call`.
+        """Measure one item. Raises as `call`.
 
         Args:
-            predicted: for a variant, its expected tuples: tuple id -> number of calls.
-            verify: True to verify, False to omit it; by default verify if there is a prediction.
+            verify: first verify the item, which is a variant, against ``request.predicted``.
             timeout_s: longest time of the verification, and also of the measurement; see `call`.
             on_phase: see `call`.
         """
         software, card = self.wait_ready(), self.card
-        verified: Verified | None = None
+        verification: Verification | None = None
         failure = ""
-        if verify is None:
-            verify = predicted is not None
         if verify:
+            verifying = VerifyRequest(request.subject, request.protocol, request.predicted)
             try:
-                verified = self.verify(
-                    VerifyRequest(subject, protocol, predicted), timeout_s, on_phase
-                )
+                verification = self.verify(verifying, timeout_s, on_phase)
             except Unmeasurable as error:
                 if self._verifier is None or error.reason == "hung":
                     raise
                 failure = f"{error.reason}: {error.message}"  # the variant can still be measured
-        request = MeasureRequest(subject, protocol, stopping, predicted)
         reading = self.call(request, timeout_s=timeout_s, on_phase=on_phase)
-        if verified is None and not failure:
+        if verification is None and not failure:
             return CardReading(reading, software, card)
         # start it now, so that its imports do not disturb the next measurement
         self._start_verifier()
         if failure:
             reading = reading.lacking("verification", failure)
-        return CardReading(reading, software, card, verified)
+        return CardReading(reading, software, card, verification)
 
     def verify(
         self, request: VerifyRequest, timeout_s: float | None, on_phase: OnPhase | None
-    ) -> Verified:
+    ) -> Verification:
         """Verify a variant on the card. Raises as `call`.
 
         On a GPU, a separate verifier process verifies and then ends. The reason: after a process

@@ -16,17 +16,17 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from farm.benchmark.bus_rate import bus_bytes_per_s
 from farm.benchmark_process.client import A, BenchmarkProcess, CardReading, Rank
-from farm.benchmark_process.requests import MeasureRequest, ProcessRequest, Verified, VerifyRequest
+from farm.benchmark_process.requests import MeasureRequest, ProcessRequest, VerifyRequest
 from farm.devices.host import link_between
-from farm.errors import HostBusy, NoSuchCard, TupleRejected, Unmeasurable
+from farm.errors import HostBusy, NoSuchCard, Unmeasurable
 from farm.settings import START_TIMEOUT_S
 from farm.settings.shared_files import TemporaryFolder, remove_left
-from farm.subjects.parsing import parse
-from farm.subjects.registry import kind_of
-from farm.types.protocol import OnPhase, Protocol, Software, Stopping, Subject
+from farm.types.protocol import OnPhase
 from farm.types.rank_readings import of_ranks
-from farm.types.reading import Reading
+from farm.types.software import Software
+from farm.types.verification import Verification
 
 POLL_S = 0.02
 #: After a first failure, the farm waits so long for the failures of other ranks: the first one that
@@ -126,40 +126,36 @@ class BenchmarkGroup:
 
     def measure(
         self,
-        subject: Subject,
-        protocol: Protocol,
-        stopping: Stopping,
+        request: MeasureRequest,
         *,
-        predicted: Mapping[str, int] | None = None,
         timeout_s: float = 300.0,
         on_phase: OnPhase | None = None,
     ) -> CardReading:
-        """Measure one subject on all cards, and first verify its calls if they are ``predicted``.
+        """Measure one subject on all cards, and first verify its calls if they are predicted.
         Raises `Unmeasurable` if a rank failed, ended or was late; all ranks have then ended.
 
         The reading has the time of the slowest rank and the energy of all cards; `Details.ranks`
         has those of each."""
-        verified: Verified | None = None
+        verification: Verification | None = None
         unverified = None
-        if predicted is not None:
+        if request.predicted is not None:
+            verifying = VerifyRequest(request.subject, request.protocol, request.predicted)
             try:
-                request = VerifyRequest(subject, protocol, predicted)
-                verified = self._ask(request, min(timeout_s, VERIFY_S), on_phase)[0]
+                verification = self._ask(verifying, min(timeout_s, VERIFY_S), on_phase)[0]
             except Unmeasurable as error:  # the variant can still be measured
                 unverified = f"{error.reason}: {error.message}"
         software = self.wait_ready()
-        readings = self._ask(
-            MeasureRequest(subject, protocol, stopping, predicted), timeout_s, on_phase
-        )
+        readings = self._ask(request, timeout_s, on_phase)
         merged = of_ranks(readings, self.card_ids)
         if unverified is not None:
             merged = merged.lacking("verification", unverified)
         cards = dataclasses.replace(
             merged.details.cards,
-            bus_bytes_per_s=_bus_bytes_per_s(subject, merged),
+            bus_bytes_per_s=bus_bytes_per_s(request.subject, merged),
             link_bytes_per_s=self._link[1],
         )
-        return CardReading(merged.noting(cards=cards), software, self._ranks[0].card, verified)
+        reading = merged.noting(cards=cards)
+        return CardReading(reading, software, self._ranks[0].card, verification)
 
     def _ask(
         self, request: ProcessRequest[A], timeout_s: float, on_phase: OnPhase | None
@@ -222,14 +218,3 @@ class BenchmarkGroup:
         rank, error = min(failures, key=lambda failure: failure[1].reason in _PERHAPS_OF_A_PEER)
         text = f"Rank {rank} of {len(self.card_ids)} on {self.card_ids[rank]}: {error.message}"
         return Unmeasurable(error.reason, text, error.next_step)
-
-
-def _bus_bytes_per_s(subject: Subject, reading: Reading) -> float | None:
-    if subject.whole:
-        return None
-    try:
-        spec = parse(subject.spec)
-    except TupleRejected:  # as in tests with simulated cards
-        return None
-    moved_bytes = kind_of(spec).bus_bytes(spec)
-    return round(moved_bytes / reading.time_us.value * 1e6) if moved_bytes else None

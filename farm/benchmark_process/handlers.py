@@ -1,8 +1,8 @@
 """The interface of a handler: it answers one kind of request in a benchmark process.
 
-The core has handlers of its own (`farm.benchmark_process.torch_handlers`). An add-on of the host
-registers others (`farm.types.add_on.AddOn.handlers`). A message names a kind of request, never a
-module. A process without a handler for the kind refuses it with the reason ``not_available``.
+`HANDLERS` are those of the core. An add-on of the host registers others
+(`farm.types.add_on.AddOn.handlers`). A message names a kind of request, never a module. A process
+without a handler for the kind refuses it with the reason ``not_available``.
 
 A handler keeps this contract. `tests/contracts/test_handlers.py` checks it for every handler:
 
@@ -30,9 +30,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from farm.benchmark_process.requests import ProcessRequest
+from farm.benchmark_process.requests import (
+    FingerprintRequest,
+    MeasureRequest,
+    ProcessRequest,
+    TurnsRequest,
+)
 from farm.devices.device import Device
 from farm.types.protocol import OnPhase
+from farm.types.reading import Reading
 
 if TYPE_CHECKING:
     import torch
@@ -57,3 +63,27 @@ class Handler:
 
     request: type[ProcessRequest[Any]]
     answer: Callable[[Any, OpenCard, OnPhase], Any]
+
+
+def _measure(request: MeasureRequest, card: OpenCard, on_phase: OnPhase) -> Reading:
+    return card.bench.measure(request.subject, request.protocol, request.stopping, on_phase)
+
+
+def _time_in_turn(request: TurnsRequest, card: OpenCard, on_phase: OnPhase) -> list[int]:
+    pairs = list(zip(request.subjects, request.protocols, strict=True))
+    return card.bench.time_in_turn(pairs, request.stopping, request.calls, on_phase)
+
+
+def _take_fingerprint(
+    request: FingerprintRequest, card: OpenCard, on_phase: OnPhase
+) -> dict[str, Any]:
+    from farm.benchmark import fingerprinting
+
+    return fingerprinting.take(card.bench)
+
+
+HANDLERS = (
+    Handler(MeasureRequest, _measure),
+    Handler(TurnsRequest, _time_in_turn),
+    Handler(FingerprintRequest, _take_fingerprint),
+)

@@ -11,20 +11,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 from farm.types.fields import adapter
-from farm.types.protocol import Protocol, Stopping, Subject
+from farm.types.protocol import Protocol, Stopping
 from farm.types.reading import Reading
+from farm.types.subject import Subject
 from farm.types.verification import Verification
 
 A = TypeVar("A", covariant=True)  # the type of the answer
-
-
-@dataclass(frozen=True)
-class Verified:
-    """The result of a verification of a variant on the card."""
-
-    # the capture on the card, as JSON, if it differs from the prediction
-    observed: dict[str, Any] | None
-    verification: Verification
 
 
 @dataclass(frozen=True)
@@ -63,13 +55,13 @@ class FingerprintRequest(ProcessRequest[dict[str, Any]]):
 
 
 @dataclass(frozen=True)
-class VerifyRequest(SubjectRequest[Verified]):
+class VerifyRequest(SubjectRequest[Verification]):
     """Compare a variant's tuples on the card with the predicted tuples
     (`farm.benchmark.verification`).
     """
 
     name = "verify"
-    answer = Verified
+    answer = Verification
     doing = "verify the model's operators"
     predicted: Mapping[str, int] | None = None  # tuple id -> calls
 
@@ -96,13 +88,16 @@ class CompileRequest(SubjectRequest[CompiledAhead]):
 
 @dataclass(frozen=True)
 class MeasureRequest(SubjectRequest[Reading]):
-    """Measure one item (`farm.benchmark.bench`). Only a simulated card uses `predicted`."""
+    """Measure one item (`farm.benchmark.bench`).
+
+    Only a simulated card uses ``predicted`` in its measurement. A client verifies the prediction
+    before."""
 
     name = "measure"
     answer = Reading
     doing = "measure the item"
     stopping: Stopping
-    predicted: Mapping[str, int] | None = None
+    predicted: Mapping[str, int] | None = None  # of a variant: tuple id -> calls
 
     @property
     def uses_slow_memory(self) -> bool:  # type: ignore[override]

@@ -21,7 +21,7 @@ from farm.devices.software import Installed
 from farm.devices.vendor import Vendor
 from farm.errors import NoSuchCard
 from farm.settings import Settings
-from farm.types.protocol import Software
+from farm.types.software import Software
 
 UNTESTED = "AMD cards are untested on hardware: the farm's tests use recorded answers of AMD SMI"
 

@@ -56,6 +56,8 @@ class CpuDevice(Device):
     Virtual machines have no RAPL, and reading it needs permission. It lists no processes: all
     processes use a CPU."""
 
+    counter_source = "rapl"
+
     def __init__(self, card: Card, powercap: Path = POWERCAP) -> None:
         self.card = card
         self._packages: list[_Package] = []

@@ -67,6 +67,8 @@ class Device(ABC):
     #: True if a pause inside a graph has a known length: the card's clock for it is the same on all
     #: cards of the vendor.
     times_pauses: ClassVar[bool] = True
+    #: `power_source` of a reading whose power is the slope of `energy_counter_mj`.
+    counter_source: ClassVar[str] = "energy_counter"
     #: What the samplers of this device have learned: a
     #: `farm.benchmark.counter_period.CounterPeriod`.
     counter_period: Any = None

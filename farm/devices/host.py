@@ -19,7 +19,7 @@ from farm.errors import FarmUnavailable, NoSuchCard
 from farm.settings import Settings
 from farm.types.card_kind import CardKind, card_kind_of
 from farm.types.error_counters import ErrorCounters
-from farm.types.protocol import Software
+from farm.types.software import Software
 
 #: The vendors, in the order in which `discover` looks for cards. The first of a kind that serves
 #: the installed torch has the cards of this kind.

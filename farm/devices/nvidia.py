@@ -26,7 +26,7 @@ from farm.devices.vendor import Vendor
 from farm.errors import NoSuchCard
 from farm.settings import Settings
 from farm.types.error_counters import ErrorCounters
-from farm.types.protocol import Software
+from farm.types.software import Software
 
 # With these errors the card will never support the query. Other errors (for example a busy driver)
 # may be temporary.

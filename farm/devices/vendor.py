@@ -35,7 +35,7 @@ from farm.devices.software import Installed
 from farm.settings import Settings
 from farm.types.card_kind import CardKind
 from farm.types.error_counters import ErrorCounters
-from farm.types.protocol import Software
+from farm.types.software import Software
 
 
 class Vendor(ABC):

@@ -27,7 +27,7 @@
     │   ├── NoWorker               no worker serves a chosen card
     │   └── CardUnavailable        a card does not answer now, but may later
     ├── UnhealthyCard              a card fails its health check           exit 1
-    ├── CardBusy                   another worker holds the card's lock    exit 4
+    ├── CardBusy                   others hold the card's lock or use it   exit 4
     ├── BelowTarget                ``--check`` and the verdict failed      exit 5
     └── Unwritable                 stdout cannot be written                exit 1
 

@@ -16,9 +16,11 @@ from farm.exchange.import_file import Row
 from farm.store import captures, content, tables
 from farm.store.data_columns import FIGURES, PROTOCOL, VARIANT_FIELDS
 from farm.types.fields import names_of
-from farm.types.protocol import Protocol, Software, Variant
+from farm.types.protocol import Protocol
 from farm.types.reading import Trace
+from farm.types.software import Software
 from farm.types.tuple import Cost, OperatorTuple
+from farm.types.variant import Variant
 
 
 @dataclass(frozen=True)

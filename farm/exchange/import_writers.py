@@ -16,9 +16,9 @@ from farm.store import captures, content, tables
 from farm.store.columns import CALL, CAPTURE, CARD, IMPORTED_VERDICT, OPERATOR, READING
 from farm.store.database import among, fetch_values
 from farm.subjects.label import label_of
-from farm.types.protocol import Variant
 from farm.types.reading import Trace
 from farm.types.tuple import Cost, OperatorTuple
+from farm.types.variant import Variant
 from farm.types.verification import Verification
 
 

@@ -20,8 +20,8 @@ from farm.requests.resolved import ResolvedRequest
 from farm.store import captures, content, tables
 from farm.store.database import Database, fetch
 from farm.types.card_kind import card_kind_of, device_type_of
-from farm.types.protocol import Variant
 from farm.types.request import Request, named
+from farm.types.variant import Variant
 
 _log = logging.getLogger(__name__)
 

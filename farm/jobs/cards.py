@@ -37,7 +37,7 @@ from farm.store.tables import (
     SoftwareRow,
 )
 from farm.types.fingerprint import FINGERPRINT_VERSION, sound_fingerprint
-from farm.types.protocol import Software
+from farm.types.software import Software
 
 #: A card is lost if its worker has not been seen for this many heartbeats.
 LOST_AFTER_HEARTBEATS = 3
@@ -441,6 +441,21 @@ def lost(session: Session, heartbeat_s: float) -> list[tuple[CardRow, float]]:
         for card in session.exec(select(CardRow).order_by(col(CardRow.host), col(CardRow.index)))
         if present_state(card, now_s, heartbeat_s) == CardState.LOST and not farm_of(card.worker)
     ]
+
+
+def served(database: Database, heartbeat_s: float) -> list[str]:
+    """Return the cards with a living worker, as ``id on host``, also from a database with an older
+    schema.
+    """
+    silent_s = database_now() - CardRow.last_seen_at_s
+    query = (
+        select(CardRow.id, CardRow.host)
+        .where(col(CardRow.state).in_((CardState.STARTING, CardState.IDLE)))
+        .where(silent_s <= LOST_AFTER_HEARTBEATS * heartbeat_s)
+        .order_by(col(CardRow.id))
+    )
+    with database.read() as session:
+        return [f"{card_id} on {host}" for card_id, host in session.exec(query)]
 
 
 def present_state(

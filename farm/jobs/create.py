@@ -21,14 +21,14 @@ from farm.jobs.rounds import (
     roofline_on,
 )
 from farm.jobs.significant import significant
-from farm.jobs.slow_memory import remember_outputs, remember_stored_outputs
+from farm.jobs.slow_memory import remember_outputs
 from farm.requests.resolved import ResolvedRequest
 from farm.store import captures, content, tables
 from farm.store.database import Database, locked
 from farm.store.tables import Job, JobState
 from farm.types.format import plural
-from farm.types.protocol import Variant
 from farm.types.request import Request
+from farm.types.variant import Variant
 from farm.verdict.aggregate import next_operators
 from farm.verdict.job_results import unscoped_parts
 
@@ -41,9 +41,7 @@ def open_job(
     database: Database,
     resolved: ResolvedRequest,
     *,
-    capture_id: int | None = None,
     farm: str = "",
-    pinned: bool = False,
     wait_for_workers: Callable[[], None] = lambda: None,
     grown: OnGrown = lambda plan, tried: None,
 ) -> JobPlan:
@@ -54,8 +52,7 @@ def open_job(
     is interrupted in another way, `continue_planning` continues.
 
     Args:
-        capture_id: the capture of a model, if the caller has called `checked_capture`.
-        farm, pinned: see `farm.jobs.jobs.create`.
+        farm: see `farm.jobs.jobs.create`.
         wait_for_workers: called between the capture and the query of the cards, whose rows the
             workers write.
         grown: see `OnGrown`.
@@ -66,7 +63,12 @@ def open_job(
     """
     request = resolved.request
     create = functools.partial(
-        jobs.create, database, request, resolved.card_ids, farm=farm, pinned=pinned
+        jobs.create,
+        database,
+        request,
+        resolved.card_ids,
+        farm=farm,
+        pinned=resolved.pinned,
     )
     if request.sweep is not None:
 
@@ -75,6 +77,7 @@ def open_job(
             return create(operator_ids=operator_ids, fully_planned=False)
 
         return _plan_sweep(database, request, begin, grown)
+    capture_id = resolved.capture_id
     if capture_id is None:
         capture_id = checked_capture(database, resolved)
     wait_for_workers()
@@ -87,7 +90,8 @@ def open_job(
         changed = _changed(session, variant, others, capture_id)
         scope = _first_scope(session, request, capture_id, resolved.card_ids)
         calls = captures.counts(session, capture_id)
-        remember_stored_outputs(session, request, calls)
+        if request.measures_slow_memory:
+            remember_outputs(content.tuples_with_ids(session, calls).values())
     plan = create(scope=scope, capture_id=capture_id, title=title)
     return dataclasses.replace(
         plan,
@@ -177,7 +181,8 @@ def _plan_sweep(
     plan: JobPlan | None = None
     try:
         for batch in expansion.batches():
-            remember_outputs(request, batch)
+            if request.measures_slow_memory:
+                remember_outputs(batch)
             with database.write() as session:
                 content.store_operators(session, batch)
             operator_ids = [spec.id for spec in batch]

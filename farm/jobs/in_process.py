@@ -21,6 +21,7 @@ from sqlmodel import col, select
 
 from farm.benchmark.block import Window, measured_block
 from farm.benchmark_process.client import CardReading
+from farm.benchmark_process.requests import MeasureRequest
 from farm.devices.device import Card
 from farm.devices.host import discover, open_device
 from farm.errors import Unmeasurable, UsageError
@@ -49,10 +50,13 @@ from farm.types.card_kind import device_type_of
 from farm.types.figure import value_of
 from farm.types.format import ENERGY, POWER, TIME, interval
 from farm.types.notebook import table
-from farm.types.protocol import QUICK, Protocol, Software, Stopping, Subject, Variant
+from farm.types.protocol import QUICK, Protocol, Stopping
 from farm.types.reading import Reading
 from farm.types.request import Request
+from farm.types.software import Software
+from farm.types.subject import Subject
 from farm.types.tuple import OperatorTuple
+from farm.types.variant import Variant
 
 if TYPE_CHECKING:
     from torch import nn
@@ -162,7 +166,7 @@ def measure_tuples(
         for spec in specs:
             subject = Subject("operator", spec.id, spec.to_json())
             check_health(process)  # a restarted process has a new result
-            measured = process.measure(subject, how, until)
+            measured = process.measure(MeasureRequest(subject, how, until))
             row_id = ""
             if database is not None:
                 with database.write() as session:
@@ -221,6 +225,7 @@ def run_model(
         resolved,
         smallest_card=chosen,
         outside_title=captured.title if captured else "",
+        pinned=True,
     )
     return _run_job(job, captured, chosen, database)
 
@@ -261,11 +266,11 @@ def _run_job(
         torch = driver.prepare_card().torch
         try:
             capture_all_layers(database, resolved)
-            capture_id = None
             if captured is not None:
                 protocol = resolved.request.protocol
                 capture_id = _store(database, captured, protocol, card.kind, torch)
-            plan = open_job(database, resolved, capture_id=capture_id, farm=farm, pinned=True)
+                resolved = dataclasses.replace(resolved, capture_id=capture_id)
+            plan = open_job(database, resolved, farm=farm)
             try:
                 with heartbeat(beat):
                     driver.run_rounds(plan.job_id, plan.round)
@@ -314,7 +319,7 @@ class _JobDriver(ItemDriver):
         self.benchmark.close()  # only one process may use the card
         captured = self.captured
         whole = Whole(captured.variant, captured.model, captured.args, captured.kwargs)
-        reading = measure_whole(whole, card, claimed.subject, claimed.protocol, claimed.stopping)
+        reading = measure_whole(whole, card, claimed.work)
         return CardReading(reading, software, card)
 
 
@@ -332,9 +337,7 @@ class Whole:
         return Subject("variant", self.variant.id, self.variant.to_json())
 
 
-def measure_whole(
-    whole: Whole, card: Card, subject: Subject, protocol: Protocol, stopping: Stopping
-) -> Reading:
+def measure_whole(whole: Whole, card: Card, request: MeasureRequest) -> Reading:
     """Measure a copy of a module in this process. The caller must hold the card's lock.
     Raises `Unmeasurable`: out_of_memory, raised, not_capturable or not_available (PyTorch does not
     see the card)."""
@@ -357,7 +360,8 @@ def measure_whole(
             raise why_it_raised(error) from error
         if whole.kwargs:
             model = ByPosition(model, len(whole.args), tuple(whole.kwargs))
-        return bench.measure(GivenModel.of(subject, model, values), protocol, stopping)
+        subject = GivenModel.of(request.subject, model, values)
+        return bench.measure(subject, request.protocol, request.stopping)
 
 
 def _torch_device(card: Card) -> Any:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from farm.benchmark_process.client import CardReading
+from farm.benchmark_process.requests import MeasureRequest
 from farm.devices.lock import CardLock
 from farm.errors import FarmError, UsageError, told
 from farm.jobs.in_process import Whole, how_to_measure, measure_whole, own_card
@@ -122,7 +123,7 @@ def measure_benchmark(
 
     with contextlib.closing(writable_database()) as database:
         with CardLock(chosen.id, settings().lock_dir):
-            reading = measure_whole(whole, chosen, whole.subject, how, until)
+            reading = measure_whole(whole, chosen, MeasureRequest(whole.subject, how, until))
         reading = reading.noting(revision=revision)
         measured = CardReading(reading, software_of(torch, chosen), chosen)
         try:

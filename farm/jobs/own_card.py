@@ -24,7 +24,9 @@ from farm.settings import settings
 from farm.store.content import add_reading, store_protocol, store_software
 from farm.store.database import Database
 from farm.store.tables import CardState, ReadingRow
-from farm.types.protocol import Protocol, Software, Subject
+from farm.types.protocol import Protocol
+from farm.types.software import Software
+from farm.types.subject import Subject
 
 log = logging.getLogger("farm.worker")
 

@@ -213,8 +213,9 @@ class _Planner:
         measurements = []
         for operator_id, protocol, calls in self._protocols(calls_of):
             measurements.append(_Measurement(rows[operator_id], protocol_id(protocol), calls))
-        for operator_id, protocol in slow_protocols(session, request, data_of):
-            measurements.append(_Measurement(rows[operator_id], protocol_id(protocol), 1))
+        if request.measures_slow_memory:
+            for operator_id, protocol in slow_protocols(session, request, data_of):
+                measurements.append(_Measurement(rows[operator_id], protocol_id(protocol), 1))
         of_job = select(Item.subject_id, Item.protocol_id).where(
             Item.job_id == self.job.id, Item.role == "tuple"
         )
@@ -293,13 +294,7 @@ class _Planner:
     def _calls_us(self, measurements: Sequence[_Measurement]) -> list[float]:
         """Return the estimated time of one call of each measurement. Unit: us."""
         roofline = roofline_on(self.cards[0], self.request)
-        calls_us = []
-        for measurement in measurements:
-            operator = measurement.operator
-            calls_us.append(
-                roofline.estimate_us(operator.flops, operator.bytes_moved, operator.short_name)
-            )
-        return calls_us
+        return [roofline.call_us(measurement.operator) for measurement in measurements]
 
     def _set_precision(
         self,

@@ -19,7 +19,7 @@ from farm.types.tuple import OperatorTuple
 
 def check_cards(request: Request, cards: Iterable[Card]) -> None:
     """Raise `UsageError` if a request measures tensors in slow memory and a card has none."""
-    if request.placements == "none":
+    if not request.measures_slow_memory:
         return
     for card in cards:
         why = no_slow_memory(card)
@@ -27,24 +27,14 @@ def check_cards(request: Request, cards: Iterable[Card]) -> None:
             raise UsageError(why, "Leave --placements out, or choose another card with --card.")
 
 
-def remember_outputs(request: Request, specs: Iterable[OperatorTuple]) -> None:
+def remember_outputs(specs: Iterable[OperatorTuple]) -> None:
     """Fill the cache of `offloadable` before the transaction that plans the items: computing the
-    outputs of tuples imports torch and takes long. Nothing if the request does not need it.
+    outputs of tuples imports torch and takes long.
     """
-    if request.placements == "none":
-        return
     from farm.operators.rebuild import offloadable
 
     for spec in specs:
         offloadable(spec)
-
-
-def remember_stored_outputs(
-    session: Session, request: Request, operator_ids: Iterable[str]
-) -> None:
-    """As `remember_outputs`, for tuples of the database."""
-    if request.placements != "none":
-        remember_outputs(request, tuples_with_ids(session, operator_ids).values())
 
 
 def slow_protocols(
@@ -56,8 +46,6 @@ def slow_protocols(
         data_of: tuple id -> data of its first call. The values of other calls do not affect
             transfers, so they are not measured.
     """
-    if request.placements == "none":
-        return
     from farm.operators.rebuild import placements_of
 
     specs = tuples_with_ids(session, data_of)

@@ -10,8 +10,8 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+from farm.benchmark_process.requests import MeasureRequest
 from farm.devices.lock import locked_within
 from farm.errors import (
     DatabaseUnreachable,
@@ -20,8 +20,9 @@ from farm.errors import (
 from farm.jobs.items import Claim, FollowUp, complete
 from farm.settings.shared_files import PRIVATE, Folder, UntrustedPath, open_folder
 from farm.store.database import Database
-from farm.types.protocol import Protocol, Stopping, Subject
+from farm.types.protocol import Protocol, Stopping
 from farm.types.reading import Reading
+from farm.types.subject import Subject
 
 log = logging.getLogger("farm.worker")
 
@@ -46,8 +47,10 @@ class Spool:
         """Write one reading atomically; return its file. Raises `OSError` if the disk is full, or
         the folder is not writable, or others may have made it (`UntrustedPath`)."""
         name = f"{claimed.item_id}-{claimed.token}.json"
+        claim = dataclasses.asdict(claimed)
+        claim |= claim.pop("work")  # flat, as in the files of earlier versions
         origin = {"card_id": card_id, "software_id": software_id}
-        data = {"claim": dataclasses.asdict(claimed), "reading": reading.to_json(), **origin}
+        data = {"claim": claim, "reading": reading.to_json(), **origin}
         with open_folder(self.folder, create=PRIVATE) as folder:
             folder.write(name, json.dumps(data).encode())
         return self.folder / name
@@ -199,12 +202,15 @@ def _parse(data: bytes, card_id: str) -> tuple[Claim, Reading, str] | None:
     spooled = json.loads(data)
     if spooled["card_id"] != card_id:
         return None
-    parsed = {name: kind.from_json(spooled["claim"][name]) for name, kind in _PARSED.items()}
+    claim = spooled["claim"]
+    work = MeasureRequest(
+        Subject.from_json(claim["subject"]),
+        Protocol.from_json(claim["protocol"]),
+        Stopping.from_json(claim["stopping"]),
+    )
+    names = [entry.name for entry in dataclasses.fields(Claim) if entry.name in claim]
     return (
-        Claim(**{**spooled["claim"], **parsed}),
+        Claim(**{name: claim[name] for name in names}, work=work),
         Reading.from_json(spooled["reading"]),
         spooled["software_id"],
     )
-
-
-_PARSED: dict[str, Any] = {"subject": Subject, "protocol": Protocol, "stopping": Stopping}

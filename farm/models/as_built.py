@@ -19,8 +19,8 @@ import torch
 from torch import nn
 
 from farm.types.format import plural
-from farm.types.protocol import Variant
 from farm.types.tensor_kinds import REAL_FLOATING, bytes_of, is_plain, is_real_floating
+from farm.types.variant import Variant
 
 #: The farm measures on a CPU with one thread.
 _OF_THE_FARM = ("torch.set_num_threads",)
@@ -104,7 +104,7 @@ def _mode_line(name: str, built: AsBuilt) -> str:
     first = f"{kind} at '{path}'" if path else kind
     shown = f"{first} and {number - 1} more" if number > 1 else first
     return (
-        f"{name} was returned in train mode and is measured in eval mode, which matters for "
+        f"{name} was returned in train mode and is measured in eval mode. This matters for "
         f"{number} {plural('module', number)} ({shown}). --mode train measures it in train mode."
     )
 

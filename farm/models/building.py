@@ -11,8 +11,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from farm.errors import UnsupportedModel
-from farm.types.protocol import Variant
 from farm.types.replacement import replaced
+from farm.types.variant import Variant
 
 _log = logging.getLogger(__name__)
 

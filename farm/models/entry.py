@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from farm.errors import UsageError
-from farm.types.protocol import Variant
+from farm.types.variant import Variant
 
 LARGEST_OF_ALL = 4096
 CACHE = 1024  # tokens in the cache of a decode pass, by default

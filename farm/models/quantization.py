@@ -11,23 +11,19 @@ import functools
 import importlib.util
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from farm.errors import FarmError, UnsupportedModel, UsageError, told
 from farm.models.card_questions import without_context
 from farm.types.card_kind import ASSUMED_CAPABILITY
-from farm.types.protocol import QUANTIZE_SCHEMES, Variant
+from farm.types.variant import QUANTIZE_SCHEMES, Variant
 
 if TYPE_CHECKING:
     from torch import nn
 
 PACKAGE = "torchao"
 INSTALL = "pip install 'operator-farm[quantization]'"
-#: torchao changes settings of the compiler for the whole process unless it is told not to: all
-#: models that are compiled later would search over kernel configurations on the card (coordinate
-#: descent). How a model is compiled is the choice of the variant.
-_COMPILER_AS_IT_IS = {"set_inductor_config": False}
 _GROUP = 128  # weights that share a scale in int4-weights, torchao's default
 
 
@@ -36,13 +32,12 @@ class Scheme:
     """A scheme of quantisation.
 
     Attributes:
-        make: returns torchao's configuration, given the module `torchao.quantization`.
+        make: makes torchao's configuration, given the module `torchao.quantization`.
         dtypes: of the model, that the scheme accepts.
         multiple: both sizes of a layer must be multiples of this number; others stay as they are.
         on_cpu: True if torchao has kernels for CPUs.
         eager_on_card: False if an eager pass cannot be measured on a card. torchao's `safe_int_mm`
             then prints its input, so the host waits for values in each layer.
-        capability: the least compute capability of an NVIDIA card.
     """
 
     make: Callable[[Any], Any]
@@ -51,29 +46,37 @@ class Scheme:
     on_cpu: bool = False
     eager_on_card: bool = True
 
+    def configuration(self, torchao: Any) -> Any:
+        """torchao's configuration, given the module `torchao.quantization`.
+
+        torchao changes settings of the compiler for the whole process unless it is told not to: all
+        models that are compiled later would search over kernel configurations on the card
+        (coordinate descent). How a model is compiled is the choice of the variant."""
+        return replace(self.make(torchao), set_inductor_config=False)
+
 
 SCHEMES: dict[str, Scheme] = {
     "int8-weights": Scheme(
-        lambda torchao: torchao.Int8WeightOnlyConfig(**_COMPILER_AS_IT_IS),
+        lambda torchao: torchao.Int8WeightOnlyConfig(),
         ("float32", "float16", "bfloat16"),
         on_cpu=True,
     ),
     "int8": Scheme(
-        lambda torchao: torchao.Int8DynamicActivationInt8WeightConfig(**_COMPILER_AS_IT_IS),
+        lambda torchao: torchao.Int8DynamicActivationInt8WeightConfig(),
         ("float32", "float16", "bfloat16"),
         on_cpu=True,
         eager_on_card=False,
     ),
     "int4-weights": Scheme(
         lambda torchao: torchao.Int4WeightOnlyConfig(
-            group_size=_GROUP, int4_packing_format="tile_packed_to_4d", **_COMPILER_AS_IT_IS
+            group_size=_GROUP, int4_packing_format="tile_packed_to_4d"
         ),
         ("bfloat16",),
         multiple=_GROUP,
     ),
     "fp8": Scheme(
         lambda torchao: torchao.Float8DynamicActivationFloat8WeightConfig(
-            granularity=torchao.PerRow(), **_COMPILER_AS_IT_IS
+            granularity=torchao.PerRow()
         ),
         ("bfloat16",),
         multiple=16,
@@ -111,7 +114,7 @@ def check(variant: Variant, card_kind: str = "") -> None:
             f"--quantize {variant.quantize} needs a GPU: {PACKAGE} has no kernels of it for CPUs.",
             f"Give {_others(variant.dtype, card_kind)}.",
         )
-    if card_kind == "cuda" and not scheme.eager_on_card and not variant.compile:
+    if card_kind == "cuda" and not scheme.eager_on_card and not variant.generates_kernels:
         raise UsageError(
             f"--quantize {variant.quantize} cannot be measured eagerly on a GPU: {PACKAGE} reads "
             "the input of each layer on the host.",
@@ -157,8 +160,9 @@ def quantized(model: nn.Module, variant: Variant) -> nn.Module:
     is_planned = accepted[0].weight.device.type == "meta"
     try:
         with _as_on_card() if is_planned else contextlib.nullcontext():
+            configuration = scheme.configuration(_torchao())
             _torchao().quantize_(
-                model, scheme.make(_torchao()), filter_fn=lambda layer, _: id(layer) in is_accepted
+                model, configuration, filter_fn=lambda layer, _: id(layer) in is_accepted
             )
     except (FarmError, torch.OutOfMemoryError):
         raise

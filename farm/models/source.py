@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from farm.types.protocol import Variant
     from farm.types.tokens import Tokens
+    from farm.types.variant import Variant
 
 
 class Source(ABC):

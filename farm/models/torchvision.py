@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from farm.types.protocol import Variant
+    from farm.types.variant import Variant
 
 NAME = "torchvision"
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from farm.errors import SettingsError, UsageError, did_you_mean, told
 from farm.settings import user_models
-from farm.types.protocol import FROM_FILE, Variant
+from farm.types.variant import FROM_FILE, Variant
 
 if TYPE_CHECKING:
     import torch

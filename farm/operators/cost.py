@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 from farm.errors import CaptureError, FarmError, TupleRejected, told
 from farm.operators.captured import CapturedPass
 from farm.operators.fake_pass import MOST_MADE_BYTES, MetaRules, fake_pass, holds_other_tensors
-from farm.operators.rebuild import MadeOnMeta, rebuild, written_inputs
+from farm.operators.rebuild import MadeOnMeta, Rebuilt, rebuild, written_inputs
 from farm.operators.unseen import Unseen
 from farm.subjects.encoding import decode, storage_key, tensors_in
 from farm.subjects.label import label_of
@@ -115,14 +115,20 @@ def _unknown_cost(spec: OperatorTuple, error: Exception, where: str = "") -> Cap
 
 @functools.lru_cache(maxsize=65536)
 def _cost_on_meta(spec: OperatorTuple) -> Cost:
-    kind = kind_of(spec)
-    known_cost = kind.cost(spec)
+    known_cost = kind_of(spec).cost(spec)
     if known_cost is not None:
         return known_cost
     built = rebuild(spec, "meta")
+    out, flops = run_on_meta(spec, built)
+    return cost_of_run(spec, flops, built.inputs, out, built.written)
+
+
+def run_on_meta(spec: OperatorTuple, built: Rebuilt) -> tuple[Any, int]:
+    """Run a call that was rebuilt on meta; return its outputs and FLOPs. It computes and allocates
+    nothing. Raises any exception of PyTorch."""
     with torch.no_grad(), MadeOnMeta(), MetaRules(), flop_counter() as counter:
-        out = kind.run_on_meta(spec, built)
-    return cost_of_run(spec, counter.get_total_flops(), built.inputs, out, built.written)
+        out = kind_of(spec).run_on_meta(spec, built)
+    return out, counter.get_total_flops()
 
 
 def cost_of_run(

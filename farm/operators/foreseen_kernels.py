@@ -55,6 +55,8 @@ _COPY: Any = torch.ops.aten.copy_.default
 
 #: A function with the arguments of `torch.nn.functional.scaled_dot_product_attention`.
 Attention = Callable[..., torch.Tensor]
+#: The owner of a name, the name, and its value while `foreseen` is active.
+Replacement = tuple[Any, str, Any]
 
 
 class ForeseenModel(CompiledModel):
@@ -138,13 +140,71 @@ def foreseen(multiprocessors: int, attention: Attention) -> Iterator[None]:
         CaptureError: this build of PyTorch has no table of device guards.
     """
     from torch._dynamo import trace_rules
-    from torch._dynamo.device_interface import CudaInterface
-    from torch._inductor import config, scheduler, select_algorithm, utils
+    from torch._inductor import config, select_algorithm, utils
+
+    options = {
+        "assume_aligned_inputs": True,
+        "compile_threads": 1,
+        "size_asserts": False,
+        "alignment_asserts": False,
+        "nan_asserts": False,
+    }
+    replacements = [*_compiler_without_card(), *_answers(multiprocessors)]
+    # Dynamo's table of the functions of PyTorch must have those of `torch.cuda`, not these.
+    trace_rules.get_torch_obj_rule_map()
+    with contextlib.ExitStack() as stack:
+        # Warnings are about the model's source and about timing, not about its cost.
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        for module in (select_algorithm, utils):
+            stack.enter_context(replaced(module.log, "disabled", True))
+        stack.enter_context(without_card())
+        stack.enter_context(_unguarded_card())
+        stack.enter_context(_attention(attention))
+        stack.enter_context(config.patch(options))
+        for owner, name, value in replacements:
+            stack.enter_context(replaced(owner, name, value))
+        yield
+
+
+def _compiler_without_card() -> list[Replacement]:
+    """The functions of the compiler that need a card or Triton."""
+    from torch._inductor import scheduler
     from torch._inductor.codecache import PyCodeCache
     from torch._inductor.fx_passes import misc_patterns, pad_mm
     from torch._inductor.runtime.hints import DeviceProperties
     from torch.fx.experimental import proxy_tensor
     from torch.utils import _triton
+
+    guards = torch._C._dynamo.guards
+    create: Any = functools.cache(vars(DeviceProperties)["create"].__func__.__wrapped__)
+    load = PyCodeCache.load_by_key_path
+
+    def with_triton(*args: Any, **kwargs: Any) -> Any:
+        with _stand_in_for_triton():
+            return load(*args, **kwargs)
+
+    return [
+        (scheduler, "has_triton", lambda: True),
+        (_triton, "triton_hash_with_backend", lambda *_: ""),
+        (PyCodeCache, "load_by_key_path", with_triton),
+        # Constants of a card would be computed on it.
+        (proxy_tensor, "CONSTANT_NUMEL_LIMIT", -1),
+        (pad_mm, "get_cached_should_pad", lambda _: False),
+        # Its patterns are traced with tensors of random indices, which need a card.
+        (misc_patterns, "_misc_patterns_init", _nothing),
+        # The compiler keeps the answers of the first card of a process.
+        (DeviceProperties, "create", classmethod(create)),
+        (torch._C, "_conv_determine_backend_memory_format", _format_of_convolution),
+        (guards, "_empty_strided_cuda", _empty_strided),
+        (guards, "_reinterpret_tensor", _view),
+        (guards, "copy_if_misaligned", lambda tensor: tensor),
+    ]
+
+
+def _answers(multiprocessors: int) -> list[Replacement]:
+    """What the compiler asks a card for."""
+    from torch._dynamo.device_interface import CudaInterface
 
     card = SimpleNamespace(
         name="",
@@ -161,25 +221,7 @@ def foreseen(multiprocessors: int, attention: Attention) -> Iterator[None]:
     def properties(*_: Any) -> Any:
         return card
 
-    guards = torch._C._dynamo.guards
-    create: Any = functools.cache(vars(DeviceProperties)["create"].__func__.__wrapped__)
-    load = PyCodeCache.load_by_key_path
-
-    def with_triton(*args: Any, **kwargs: Any) -> Any:
-        with _stand_in_for_triton():
-            return load(*args, **kwargs)
-
-    replacements: list[tuple[Any, str, Any]] = [
-        (scheduler, "has_triton", lambda: True),
-        (_triton, "triton_hash_with_backend", lambda *_: ""),
-        (PyCodeCache, "load_by_key_path", with_triton),
-        # Constants of a card would be computed on it.
-        (proxy_tensor, "CONSTANT_NUMEL_LIMIT", -1),
-        (pad_mm, "get_cached_should_pad", lambda _: False),
-        # Its patterns are traced with tensors of random indices, which need a card.
-        (misc_patterns, "_misc_patterns_init", _nothing),
-        # The compiler keeps the answers of the first card of a process.
-        (DeviceProperties, "create", classmethod(create)),
+    return [
         (CudaInterface, "get_device_properties", staticmethod(properties)),
         (CudaInterface.Worker, "get_device_properties", staticmethod(properties)),
         (CudaInterface, "get_compute_capability", staticmethod(lambda *_: "90")),
@@ -192,33 +234,7 @@ def foreseen(multiprocessors: int, attention: Attention) -> Iterator[None]:
         (torch.cuda, "_lazy_init", lambda: None),
         (torch.cuda, "_DeviceGuard", lambda _: contextlib.nullcontext()),
         (torch._C, "_cuda_getCurrentRawStream", lambda _: 0),
-        (torch._C, "_conv_determine_backend_memory_format", _format_of_convolution),
-        (guards, "_empty_strided_cuda", _empty_strided),
-        (guards, "_reinterpret_tensor", _view),
-        (guards, "copy_if_misaligned", lambda tensor: tensor),
     ]
-    options = {
-        "assume_aligned_inputs": True,
-        "compile_threads": 1,
-        "size_asserts": False,
-        "alignment_asserts": False,
-        "nan_asserts": False,
-    }
-    # Dynamo's table of the functions of PyTorch must have those of `torch.cuda`, not these.
-    trace_rules.get_torch_obj_rule_map()
-    with contextlib.ExitStack() as stack:
-        # Warnings are about the model's source and about timing, not about its cost.
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")
-        for module in (select_algorithm, utils):
-            stack.enter_context(replaced(module.log, "disabled", True))
-        stack.enter_context(without_card())
-        stack.enter_context(_unguarded_card())
-        stack.enter_context(_attention(attention))
-        stack.enter_context(config.patch(options))
-        for owner, name, value in replacements:
-            stack.enter_context(replaced(owner, name, value))
-        yield
 
 
 def _nothing(*_: Any, **__: Any) -> None:

@@ -23,7 +23,7 @@ from farm.subjects.encoding import decode, dtype_of, storage_key, tensors_in
 from farm.subjects.label import label_of
 from farm.subjects.registry import kind_of
 from farm.subjects.values import Fill, storage_users
-from farm.types.protocol import configurations
+from farm.types.placement import configurations
 from farm.types.tensor_kinds import with_bits
 from farm.types.tuple import OperatorTuple, TensorSpec
 
@@ -350,7 +350,7 @@ def offloadable(spec: OperatorTuple) -> tuple[tuple[int, ...], int]:
 
 def placements_of(spec: OperatorTuple, which: str) -> list[str]:
     """The placements of a tuple's storages that ``which`` selects, see
-    `farm.types.protocol.configurations`.
+    `farm.types.placement.configurations`.
     """
     return configurations(*offloadable(spec), which)
 

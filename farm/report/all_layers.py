@@ -13,9 +13,9 @@ from farm.store.captures import plain_ids, stored_tuples
 from farm.store.database import by_key
 from farm.types.fields import cost_json
 from farm.types.figure import Figure, PassCost
-from farm.types.protocol import Variant
 from farm.types.roofline import Roofline
 from farm.types.tuple import NeededTuple
+from farm.types.variant import Variant
 from farm.verdict.aggregate import aggregate
 from farm.verdict.cost_line import CostLine, TupleView
 from farm.verdict.expectation import Quantity, expected_whole
@@ -103,7 +103,14 @@ def all_layers(
     # The wholes of the measured layers show at which clocks the card runs the model. Their replays
     # have other calls.
     wholes = [whole_model.without_replay() for whole_model in results.wholes]
-    summed = aggregate(parts, wholes, results.canaries, target=0.95, launch=results.protocol.launch)
+    summed = aggregate(
+        parts,
+        wholes,
+        results.canaries,
+        target=0.95,
+        launch=results.protocol.launch,
+        cards=results.checked_cards,
+    )
     time_us = _of_complete_model(summed.time, measured.time, "time")
     energy_mj = _of_complete_model(summed.energy, measured.energy, "energy")
     cost = None

@@ -64,7 +64,7 @@ def sum_row(
         note = f"only in {'A' if every_a else 'B'}"
     elif of_a and of_b and len(pairs) < max(len(of_a), len(of_b)):
         note = f"{len(pairs)} tuples in both (A has {len(of_a)}, B has {len(of_b)})"
-    return ComparedRow(name, operator, side_a, side_b, note)
+    return ComparedRow(name, operator, side_a, side_b, note, own_calls=own)
 
 
 def tuple_row(
@@ -148,7 +148,8 @@ def model_rows(
     of_a, of_b = _verdict_of(session, a), _verdict_of(session, b)
     name = a.title if a.title == b.title else f"{a.title} / {b.title}"
     whole = ComparedRow(name, "", _whole_of(a, of_a), _whole_of(b, of_b))
-    total = ComparedRow(name, "", _sum_of(session, a, of_a), _sum_of(session, b, of_b))
+    sums = _sum_of(session, a, of_a), _sum_of(session, b, of_b)
+    total = ComparedRow(name, "", *sums, own_calls=True)
     return whole, total
 
 

@@ -16,6 +16,8 @@ from farm.types.figure import Figure, PassCost, value_of
 from farm.verdict.cost_line import Change
 
 Weights = Literal["own calls", "calls of A", "calls of B", "once"]
+#: Sums whose coverages differ by more are of different parts of a model.
+COVERAGE_APART = 0.05
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,8 @@ class ComparedRow:
     """The comparison of one whole model, sum, operator type or tuple.
 
     `between_cards`: relative half-widths for differences between single cards of one model; {} if
-    both sides are of one card."""
+    both sides are of one card. `own_calls`: each side has all its own tuples, not only those that
+    both have."""
 
     name: str
     operator: str
@@ -76,6 +79,16 @@ class ComparedRow:
     b: RowSide
     note: str = ""  # what concerns both sides
     between_cards: Mapping[Quantity, float] = field(default_factory=dict)
+    own_calls: bool = False
+
+    @property
+    def incomplete(self) -> bool:
+        """True if a side lacks readings of tuples that the other side has: the change then says
+        nothing, and no text shows it.
+        """
+        if not self.own_calls or self.a.coverage is None or self.b.coverage is None:
+            return False
+        return abs(self.a.coverage - self.b.coverage) > COVERAGE_APART
 
     @property
     def time(self) -> Change:

@@ -27,7 +27,7 @@ from farm.report.comparison import ComparedRow, Side, SideComparison
 from farm.store import tables
 from farm.store.reuse import DOUBTFUL
 from farm.types.figure import Figure, share_of, total_of, value_of
-from farm.types.format import ENERGY, TIME, percent, plural
+from farm.types.format import ENERGY, TIME, few, percent, plural
 from farm.types.format import quantity as in_unit
 
 Level = Literal["whole", "sum", "type", "tuple"]
@@ -83,7 +83,8 @@ def _fraction(option: str, text: str) -> float:
         value = -1.0
     if not 0 <= value < float("inf") or (value >= 1 and "%" not in text):  # 5 would be 500 %
         raise UsageError(
-            f"{option} requires a percentage or a fraction, such as 5% or 0.05; got '{text}'."
+            f"{option} requires a percentage or a fraction, such as 5% or 0.05; got '{text}'.",
+            f"Write a number from 0 with %, or below 1 without: {option} 5%.",
         )
     return value
 
@@ -141,14 +142,29 @@ class JudgedRow:
 
 @dataclass(frozen=True)
 class Judgement:
-    """The judged rows of a comparison. `unknown`: why no row can be judged; "" if rows are
-    judged.
+    """The judged rows of a comparison.
+
+    Attributes:
+        unknown: why no row can be judged; "" if rows are judged.
+        incomplete: names of the rows of the scope that are not judged, because one side lacks
+            readings that the other side has.
     """
 
     gate: Gate
     rows: tuple[JudgedRow, ...]
     unknown: str = ""
     card_spread: Mapping[Quantity, float] = field(default_factory=dict)  # half-widths; {}: one card
+    incomplete: tuple[str, ...] = ()
+
+    @property
+    def left_out(self) -> str:
+        """Say which rows are not judged; "" if all are."""
+        if not self.incomplete:
+            return ""
+        return (
+            f"Not judged, because one side lacks readings that the other side has: "
+            f"{few(self.incomplete)}."
+        )
 
     @property
     def findings(self) -> tuple[JudgedRow, ...]:
@@ -162,6 +178,7 @@ class Judgement:
             "failed": [vars(row) for row in self.findings],
             "findings": [row.line for row in self.findings],
             "unknown": self.unknown,
+            "incomplete": list(self.incomplete),
             "card_spread": dict(self.card_spread),
         }
 
@@ -182,6 +199,8 @@ class Judgement:
         for row in sorted(self.rows, key=lambda row: not row.fails):
             outcome = "**fail**" if row.fails else ""
             lines.append(f"| {row.quantity} of {row.name} | {' | '.join(row.cells)} | {outcome} |")
+        if self.left_out:
+            lines += ["", self.left_out]
         return "\n".join(lines)
 
     def junit(self) -> str:
@@ -266,7 +285,10 @@ def judge(session: Session, found: SideComparison, gate: Gate) -> Judgement:
             )
         )
     judged = {quantity: spread[quantity] for quantity, _ in gate.scopes if quantity in spread}
-    return Judgement(gate, tuple(rows), "" if rows else _none_of(gate), judged)
+    incomplete: dict[str, ComparedRow] = {}
+    for _, level in gate.scopes:
+        incomplete |= {name: row for name, row in _rows(found, level) if row.incomplete}
+    return Judgement(gate, tuple(rows), "" if rows else _none_of(gate), judged, tuple(incomplete))
 
 
 def _fails(low: float, gate: Gate) -> bool:
@@ -312,6 +334,8 @@ def _values(found: SideComparison, gate: Gate) -> Rows:
         terms_a: dict[str, list[tuple[Figure, int]]] = defaultdict(list)
         terms_b: dict[str, list[tuple[Figure, int]]] = defaultdict(list)
         for name, row in _rows(found, level):
+            if row.incomplete:
+                continue
             change = row.change_of(quantity)
             if change.a and change.b and change.a.value > 0 and change.b.value > 0:
                 terms_a[name].append((change.a, 1))  # tuples may have the same label

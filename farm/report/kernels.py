@@ -11,15 +11,16 @@ from typing import Any
 
 from sqlmodel import Session, col, select
 
+from farm.models import catalog
 from farm.report.operators import Operators, rows_of
 from farm.store import tables
-from farm.store.captures import known_tuples
+from farm.store.captures import kernels_unknown, stored_tuples
 from farm.store.columns import OPERATOR
 from farm.store.database import by_key, fetch_values
 from farm.subjects.label import fused_names
 from farm.types.figure import value_of
-from farm.types.protocol import Variant
 from farm.types.roofline import Roofline, roofline_of
+from farm.types.variant import Variant
 from farm.verdict.cost_line import CostLine
 from farm.verdict.rates import Rates, rule_of
 
@@ -37,7 +38,10 @@ def listed_kernels(session: Session, variant: Variant, device_type: str) -> Oper
     card_model = ""
     if newest:
         card_model, device_type = newest.card_model, newest.device_type
-    needed = known_tuples(session, variant, device_type, "", card_model)
+    needed = stored_tuples(session, variant, device_type, "", card_model)
+    if not needed:
+        title = catalog.resolve(variant.model).title_of(variant)
+        raise kernels_unknown(variant, title, card_model)
     peaks = roofline_of(device_type, card_model, dtype=variant.computes_in)
     model_flops = session.get_one(tables.ModelVariant, variant.id).model_flops
     return Operators(variant, rows_of(needed, peaks), model_flops, card_model=card_model)

@@ -20,8 +20,8 @@ from farm.store.query import Filters, Selection, select_readings
 from farm.types.fields import figure_json, names_of
 from farm.types.figure import Figure, figure_of, value_of
 from farm.types.format import ENERGY, TIME, quantity
-from farm.types.protocol import Variant
 from farm.types.reading import Trace
+from farm.types.variant import Variant
 from farm.verdict.cost_line import CostLine, TupleView
 from farm.verdict.figures import CallCost
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from farm.errors import FarmError
 from farm.types.format import told_apart
-from farm.types.protocol import Variant
 from farm.types.roofline import Roofline, roofline_of
 from farm.types.tuple import NeededTuple
+from farm.types.variant import Variant
 
 if TYPE_CHECKING:
     from farm.training.extract import Extraction
@@ -162,11 +162,7 @@ def compare_inputs(name: str, *sides: Extraction) -> ComparedInputs:
 
 
 def rows_of(needed: Sequence[NeededTuple], peaks: Roofline) -> tuple[OperatorRow, ...]:
-    weights_us = []
-    for entry in needed:
-        weights_us.append(
-            entry.all_calls * peaks.estimate_us(entry.flops, entry.bytes_moved, entry.short_name)
-        )
+    weights_us = [entry.all_calls * peaks.call_us(entry) for entry in needed]
     total_us = sum(weights_us)
     labels = told_apart({entry.operator_id: entry.label for entry in needed})
     rows = []

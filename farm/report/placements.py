@@ -13,7 +13,7 @@ from farm.store.database import fetch_values
 from farm.types.card_kind import is_cpu_id
 from farm.types.fields import figure_json
 from farm.types.figure import Figure, figure_of, value_of
-from farm.types.protocol import Placement
+from farm.types.placement import Placement
 from farm.verdict.cost_line import CostLine, TupleView
 from farm.verdict.figures import CallCost
 from farm.verdict.job_results import JobResults
@@ -32,7 +32,7 @@ class PlacementRow:
     """A tuple with some of its tensors in slow memory."""
 
     line: CostLine  # of one call, measured in a loop; its count is in all data classes
-    placement: str  # the slow tensors: `farm.types.protocol`
+    placement: str  # the slow tensors: `farm.types.placement`
     tensors: str  # the names of the slow tensors: "weight, output"
     fast: CostLine | None  # the same tuple with all tensors in fast memory
     slow_memory: str  # kind of the slow memory
@@ -83,10 +83,8 @@ class _PlacedItem:
 
 def placements(results: JobResults) -> tuple[PlacementRow, ...]:
     """Return the placements of a job's tuples: tuples by falling weight, placements in planned
-    order. Empty if the job asked for none.
+    order.
     """
-    if not results.job.asked.get("placements"):
-        return ()
     items = results.items
     protocols = fetch_values(
         results.session, (PROTOCOL.id, PROTOCOL.spec), (item.protocol_id for item in items)

@@ -34,11 +34,12 @@ from farm.types import format as formats
 from farm.types.card_kind import OfCardKind
 from farm.types.details import RankFigures
 from farm.types.figure import share_of, value_of
-from farm.types.protocol import Protocol, Variant
+from farm.types.protocol import Protocol
 from farm.types.reading import inside_s
 from farm.types.request import OfJobKind, Request
 from farm.types.roofline import Roofline
 from farm.types.stored import plain
+from farm.types.variant import Variant
 from farm.types.verification import OtherCalls, Verification
 from farm.verdict.aggregate import launch_gap_us, sums_of
 from farm.verdict.corrections import cost_in_model
@@ -287,6 +288,9 @@ def build(session: Session, job_id: str) -> Report:
 
     layers = compiled = None
     rows_of_owners: tuple[OwnerRow, ...] = ()
+    rows_of_placements: tuple[PlacementRow, ...] = ()
+    if request.measures_slow_memory:
+        rows_of_placements = placements(results)
     if variant and capture and capture.id:
         if variant.layers:
             layers = all_layers(results, variant, capture, verdict)
@@ -322,7 +326,7 @@ def build(session: Session, job_id: str) -> Report:
         origin=_imported_from(session, job_id),
         all_layers=layers,
         owners=rows_of_owners,
-        placements=placements(results),
+        placements=rows_of_placements,
         compiled=compiled,
         ranks=_ranks(results),
         floor=_floor(results, variant, tuples),

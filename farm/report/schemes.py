@@ -24,8 +24,8 @@ from farm.store.database import fetch
 from farm.store.tables import CardRow, Job, JobState
 from farm.types.fields import figure_json
 from farm.types.figure import value_of
-from farm.types.protocol import Variant
 from farm.types.request import Request
+from farm.types.variant import Variant
 from farm.verdict.cost_line import Change
 from farm.verdict.figures import PerToken
 

@@ -12,8 +12,8 @@ from farm.report.report import Report, build
 from farm.store import tables
 from farm.store.captures import PlacedCall, placed_calls
 from farm.types.format import TIME, plural, quantity
-from farm.types.protocol import Variant
 from farm.types.request import Request
+from farm.types.variant import Variant
 from farm.verdict.causes import Cause, Why, largest_causes, rates_of
 from farm.verdict.job_results import JobResults
 

@@ -11,8 +11,8 @@ from farm.errors import UsageError, refused
 from farm.models import catalog
 from farm.models.resolved import ResolvedModel
 from farm.requests.partial_request import title_of
-from farm.types.protocol import Variant
 from farm.types.tuple import DTYPES
+from farm.types.variant import Variant
 
 if TYPE_CHECKING:
     from farm.requests.card_selection import CardLike

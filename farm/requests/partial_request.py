@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from farm.errors import CaptureError, FarmError, UnknownOperator, UsageError, did_you_mean
 from farm.types.fields import Field, Record, declared, fields_of
-from farm.types.protocol import Protocol, Stopping, Variant
+from farm.types.protocol import Protocol, Stopping
 from farm.types.request import Request, named
 from farm.types.tuple import short_name_of
+from farm.types.variant import Variant
 
 if TYPE_CHECKING:
     from farm.models.resolved import ResolvedModel

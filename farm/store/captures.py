@@ -25,10 +25,11 @@ from farm.store.tables import CardRow, Job
 from farm.subjects.parsing import parse
 from farm.types.deciding import declared_operators, lacks_values
 from farm.types.fields import content_id
-from farm.types.protocol import Protocol, Variant
+from farm.types.protocol import Protocol
 from farm.types.request import Request
 from farm.types.tuple import Cost, NeededTuple, OperatorTuple
 from farm.types.value_profiles import class_of
+from farm.types.variant import Variant
 from farm.types.verification import Verification
 
 if TYPE_CHECKING:
@@ -345,14 +346,13 @@ def counts(session: Session, capture_id: int) -> dict[str, int]:
 def store_observed(
     database: Database,
     capture_id: int,
-    observed: Mapping[str, Any] | None,
     found: Verification,
     *,
     card_id: str,
 ) -> int | None:
     """Store the verification of a predicted capture. If the observed calls differ, store them as a
-    capture too. ``observed``: the validated result of the card's benchmark process. Returns the id
-    of the new capture, or None."""
+    capture too. Returns the id of the new capture, or None."""
+    observed = found.observed
     with database.write() as session:
         predicted = session.get_one(tables.Capture, capture_id)
         observed_calls = [CapturedCall(**call) for call in observed["calls"]] if observed else []
@@ -366,7 +366,7 @@ def store_observed(
             found = _with_other_values(found)
         unlike = {**mismatches(session, capture_id), **(found.mismatches or {})} or None
         verification = dataclasses.replace(
-            found, card=card_id, read_at_s=read_clock_s(session), mismatches=unlike
+            found, observed=None, card=card_id, read_at_s=read_clock_s(session), mismatches=unlike
         )
         predicted.verification = verification.to_json()
         if observed is None or is_same:
@@ -412,25 +412,19 @@ def _labelled(session: Session, found: Verification) -> Verification:
     return dataclasses.replace(found, differences=tuple(map(named, found.differences or ())))
 
 
-def known_tuples(
-    session: Session, variant: Variant, device_type: str, launch: str, card_model: str = ""
-) -> list[NeededTuple]:
-    """As `stored_tuples`; only a card can list generated kernels, so `NoReadings` is raised if no
-    card of this model has listed those of the variant."""
-    stored = stored_tuples(session, variant, device_type, launch, card_model)
-    if stored or not variant.generates_kernels:
-        return stored
-    raise kernels_unknown(variant, card_model)
+def kernels_unknown(variant: Variant, title: str, card_model: str) -> NoReadings:
+    """The error for a variant whose generated kernels no card has listed.
 
-
-def kernels_unknown(variant: Variant, card_model: str) -> NoReadings:
-    """The error for a variant whose generated kernels no card has listed."""
+    Args:
+        title: of the variant, as users see it.
+        card_model: "": no card has compiled it.
+    """
     request = Request(variant=variant, protocol=Protocol(data=variant.data_of_calls))
     command = request.command().partition(" --launch")[0]
     eager = command.replace(f" --compile {variant.compile}", "")
     explained = eager.replace("farm run", "farm estimate", 1)
     return NoReadings(
-        f"The kernels of {variant} are unknown: no {card_model or 'card'} has compiled it.",
+        f"The kernels of {title} are unknown: no {card_model or 'card'} has compiled it.",
         f"Compile and measure it on such a card: {command}; or see what fusion saves at most "
         f"of the eager model: `{explained} --why`.",
     )

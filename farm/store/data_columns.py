@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from farm.types.fields import fields_of, names_of
-from farm.types.protocol import Protocol, Software, Variant
+from farm.types.protocol import Protocol
 from farm.types.reading import Reading
+from farm.types.software import Software
+from farm.types.variant import Variant
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -27,7 +27,7 @@ from sqlalchemy import (
 )
 from sqlmodel import Field, SQLModel
 
-from farm.types import protocol, reading
+from farm.types import reading, software, variant
 from farm.types.card_kind import OfCardKind
 from farm.types.fields import fields_of
 from farm.types.request import OfJobKind
@@ -142,15 +142,15 @@ def _columns_of(record: type) -> Any:
     return create_model(f"{record.__name__}Columns", __base__=Row, **columns)
 
 
-class SoftwareRow(_columns_of(protocol.Software), table=True):  # type: ignore[call-arg, misc]
-    """The software of readings. ``id`` is `farm.types.protocol.Software.id`."""
+class SoftwareRow(_columns_of(software.Software), table=True):  # type: ignore[call-arg, misc]
+    """The software of readings. ``id`` is `farm.types.software.Software.id`."""
 
     __tablename__ = "software"
     id: str = Field(primary_key=True, max_length=32)
 
     @property
-    def value(self) -> protocol.Software:
-        return protocol.Software(**self.model_dump(exclude={"id"}))
+    def value(self) -> software.Software:
+        return software.Software(**self.model_dump(exclude={"id"}))
 
 
 class CardRow(OfCardKind, Row, table=True):
@@ -203,8 +203,8 @@ class Operator(Row, table=True):
     output_shapes: list[list[int]] | None = _json(None)
 
 
-class ModelVariant(_columns_of(protocol.Variant), table=True):  # type: ignore[call-arg, misc]
-    """A model variant and its costs. ``id`` is `farm.types.protocol.Variant.id`."""
+class ModelVariant(_columns_of(variant.Variant), table=True):  # type: ignore[call-arg, misc]
+    """A model variant and its costs. ``id`` is `farm.types.variant.Variant.id`."""
 
     __tablename__ = "model_variant"
     id: str = Field(primary_key=True, max_length=32)

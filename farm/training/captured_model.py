@@ -15,10 +15,11 @@ from farm.models.resolved import shape_of, titled_by
 from farm.models.user_code import captured_code
 from farm.subjects.label import label_of
 from farm.types.deciding import lacks_values
+from farm.types.fields import content_id
 from farm.types.format import count_of
 from farm.types.notebook import table
-from farm.types.protocol import Variant, content_id
 from farm.types.tuple import OperatorTuple
+from farm.types.variant import Variant
 
 if TYPE_CHECKING:
     from torch import nn

@@ -20,17 +20,17 @@ from farm.models import catalog, own
 from farm.models.resolved import ResolvedModel
 from farm.models.user_code import captured_code
 from farm.operators import self_check
-from farm.operators.capture import WatchedOperators, capture, predict, settled
+from farm.operators.capture import capture, predict, settled
 from farm.operators.captured import CapturedPass
 from farm.operators.cost import Cost, costs_of, model_flops
 from farm.operators.fake_outputs import as_computed
 from farm.operators.fake_pass import STANDS_FOR_A_CARD, fake_pass
-from farm.operators.value_sizes import sizes_in_words
+from farm.operators.output_sizes import sizes_in_words
 from farm.subjects.encoding import tensors_in
 from farm.subjects.needed import needed_tuple
 from farm.training.capture import capture_step
 from farm.training.card_functions import as_on_card, normalized_as_on_card
-from farm.training.split import build, completed_works, fake_group, split
+from farm.training.split import build, completing_works, fake_group, split
 from farm.training.step import (
     AUTOCAST_DTYPES,
     ForwardPass,
@@ -41,9 +41,9 @@ from farm.training.step import (
 )
 from farm.training.tensor_lifetime import least_peak_bytes
 from farm.types.program_state import tensors_restored
-from farm.types.protocol import Variant
 from farm.types.tensor_kinds import bytes_of, is_plain
 from farm.types.tuple import NeededTuple
+from farm.types.variant import Variant
 
 MEASURABLE_ALONE = (
     "Write this part so that its result depends on its arguments only, not on PyTorch's settings."
@@ -371,14 +371,13 @@ def _extract_step(
     """
     with captured_code():
         model, inputs = resolved.build(variant, device="meta"), resolved.meta_inputs(variant)
-        with contextlib.ExitStack() as stack:
-            if variant.cards > 1:
-                stack.enter_context(fake_group(variant.cards))
-            fakes, fake_inputs, _ = stack.enter_context(fake_pass(model, inputs, None, there))
-            stack.enter_context(checkpoint_modules(model, variant.recompute))
-            if variant.cards > 1:
-                stack.enter_context(WatchedOperators(completed_works))
-            forward = split(model, variant, on, resolved) if variant.cards > 1 else model
+        with (
+            fake_group(variant.cards),
+            fake_pass(model, inputs, None, there) as (fakes, fake_inputs, _),
+            checkpoint_modules(model, variant.recompute),
+            completing_works(variant.cards),
+        ):
+            forward = split(model, variant, on, resolved)
 
             def loss(output: Any) -> Loss:
                 with _disable_current_modes():
@@ -386,8 +385,8 @@ def _extract_step(
                     return dataclasses.replace(real, targets=fakes.tree(real.targets))
 
             step = TrainingStep(model, fake_inputs, make_loss=loss, **_chosen(variant, device_type))
-            if variant.cards > 1:
-                step.forward, step.split = forward, True
+            step.forward, step.split = forward, variant.cards > 1
+            if step.split:
                 # `capture_step` runs it again, and explains the error
                 with contextlib.suppress(Exception):
                     step.run()  # DDP forms its buckets anew in the second run

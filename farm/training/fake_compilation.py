@@ -17,7 +17,7 @@ from farm.operators.compiler import CompiledModel, without_card
 from farm.operators.fake_pass import FakeTensors
 from farm.training.extract import autocast_of
 from farm.training.step import checkpoint_modules
-from farm.types.protocol import Variant
+from farm.types.variant import Variant
 
 
 def compile_on_fakes(variant: Variant, device: torch.device, *, grad: bool) -> None:

@@ -13,7 +13,7 @@ from farm.operators.fake_pass import FakeTensors
 from farm.operators.foreseen_kernels import ForeseenPass, Unwritten, foreseen
 from farm.training.card_functions import scaled_dot_product_attention
 from farm.training.extract import Extraction
-from farm.types.protocol import Variant
+from farm.types.variant import Variant
 
 _CARD = torch.device("cuda", 0)
 

@@ -28,8 +28,8 @@ from farm.models.resolved import ResolvedModel
 from farm.models.user_code import captured_code
 from farm.operators.capture import capture, predict
 from farm.operators.input_values import channel_dimension
-from farm.types.protocol import Variant
 from farm.types.value_profiles import NORMAL, class_of
+from farm.types.variant import Variant
 
 MOST_PARAMETERS = 250_000_000  # 1 GB in single precision
 MOST_FLOPS = 400e9  # of one run: a few seconds on a few cores
@@ -77,7 +77,7 @@ def observe_values(
                 reason = f"its run with batch {BATCH} on the CPU failed: {error.message}"
         _log.warning("Using random normal inputs for %s: %s", variant, reason)
         observed: ObservedValues = defaultdict(list)
-        look = functools.partial(_look_at_weights, observed)
+        look = functools.partial(_look, observed, has_run=False)
         try:
             predict(on_meta, model.meta_inputs(plain), watch=look)
         except FarmError as error:
@@ -90,7 +90,7 @@ def watch_values(
     model: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any] | None = None
 ) -> ObservedValues:
     observed: ObservedValues = defaultdict(list)
-    capture(model, arguments, named, watch=functools.partial(_look, observed))
+    capture(model, arguments, named, watch=functools.partial(_look, observed, has_run=True))
     return dict(observed)
 
 
@@ -100,26 +100,18 @@ def _look(
     operator: str,
     activations: _Tensors,
     passed_weights: _Tensors,
+    *,
+    has_run: bool,
 ) -> None:
-    """Add the entries of a call to `observed`."""
+    """Add the entries of a call to `observed`. The activations of a model that has not run have no
+    values."""
+    entries: CallValues = []
     with _disable_current_modes(), torch.no_grad():
-        entries = [None if written else describe_values(tensor) for tensor, written in activations]
-        entries += _entries_of_weights(activations, passed_weights)
-    observed[path, operator].append(entries)
-
-
-def _look_at_weights(
-    observed: ObservedValues,
-    path: str,
-    operator: str,
-    activations: _Tensors,
-    passed_weights: _Tensors,
-) -> None:
-    """As `_look`, for a model that is not run: its activations have no values."""
-    with _disable_current_modes(), torch.no_grad():
-        entries = _entries_of_weights(activations, passed_weights)
-    unknown: CallValues = [None] * len(activations)
-    observed[path, operator].append(unknown + entries if entries else [])
+        for tensor, written in activations:
+            is_known = has_run and not written
+            entries.append(describe_values(tensor) if is_known else None)
+        of_weights = _entries_of_weights(activations, passed_weights)
+    observed[path, operator].append(entries + of_weights if has_run or of_weights else [])
 
 
 def _entries_of_weights(activations: _Tensors, passed_weights: _Tensors) -> CallValues:

@@ -18,16 +18,20 @@ from torch import nn
 from farm.errors import CaptureError, UnsupportedModel, UsageError
 from farm.models import catalog
 from farm.models.resolved import ResolvedModel
+from farm.operators.capture import WatchedOperators
 from farm.subjects.collective_calls import local_part
 from farm.training.step import blocks_of
-from farm.types.protocol import Variant
 from farm.types.replacement import replaced
+from farm.types.variant import Variant
 
 
 @contextlib.contextmanager
 def fake_group(cards: int) -> Iterator[None]:
-    """While active, this process is rank 0 of a group that communicates with nobody. Raises
-    `CaptureError` if this process is a rank of another group."""
+    """While active, this process is rank 0 of a group that communicates with nobody. One card needs
+    no group. Raises `CaptureError` if this process is a rank of another group."""
+    if cards == 1:
+        yield
+        return
     from torch.distributed.tensor import debug
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -87,11 +91,12 @@ def split(
     module: nn.Module, variant: Variant, device_type: str, model: ResolvedModel
 ) -> Callable[..., Any]:
     """Split a module in place among the ranks of the group. Return the function that runs its
-    forward pass. Raises `UnsupportedModel` if the model has no plan, or cannot be split evenly."""
+    forward pass: the module itself, unchanged, for one card. Raises `UnsupportedModel` if the model
+    has no plan, or cannot be split evenly."""
+    if variant.cards == 1 or variant.distributed > 1:  # a user's model has split itself
+        return module
     from torch.distributed.device_mesh import init_device_mesh
 
-    if variant.distributed > 1:  # a user's model has split itself
-        return module
     mesh = init_device_mesh(device_type, (variant.cards,))
     if variant.tensor_parallel > 1:
         from torch.distributed.tensor.parallel import parallelize_module
@@ -141,10 +146,14 @@ def _plan(module: nn.Module, variant: Variant, model: ResolvedModel) -> dict[str
     return plan
 
 
-def completed_works(func: Any, args: Any, kwargs: Any) -> Any:
-    """Runs an operator in a fake group. Each all-reduce has a result, as DDP needs; the fake group
-    returns none.
-    """
+def completing_works(cards: int) -> contextlib.AbstractContextManager[Any]:
+    """While active, each all-reduce in a `fake_group` has a result, as DDP needs; the group returns
+    none."""
+    return WatchedOperators(_completed) if cards > 1 else contextlib.nullcontext()
+
+
+def _completed(func: Any, args: Any, kwargs: Any) -> Any:
+    """Runs an operator, and completes the work of an all-reduce."""
     out = func(*args, **kwargs)
     if func is not torch.ops.c10d.allreduce_.default:
         return out

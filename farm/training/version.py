@@ -13,8 +13,8 @@ from farm.errors import FarmError, Unmeasurable, UsageError
 from farm.models import catalog, own, weights
 from farm.models.resolved import ResolvedModel
 from farm.types.fields import content_id
-from farm.types.protocol import FROM_FILE, Variant
 from farm.types.revision import revision_of
+from farm.types.variant import FROM_FILE, Variant
 
 
 def versioned(variant: Variant, model: ResolvedModel | None = None) -> Variant:

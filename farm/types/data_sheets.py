@@ -32,6 +32,7 @@ class DataSheet:
     memory_bytes: float = 0.0  # 0: unknown
     names: tuple[str, ...] = ()  # of the card models, as drivers and people write them
     source: str = ""
+    checked: str = ""  # with what the figures were compared, and which stand in none of them
     eight_bits: float = 0.0  # of products of int8 or fp8, the faster; 0: twice `half`
 
 

@@ -62,6 +62,13 @@ class PassCost:
     time_us: Figure
     energy_mj: Figure | None = None
 
+    @property
+    def mean_power_w(self) -> float | None:
+        """The energy divided by the time; None if the energy is unknown or the time is 0."""
+        if self.energy_mj is None or not self.time_us.value:
+            return None
+        return self.energy_mj.value / self.time_us.value * 1e3
+
 
 def figure_of(value: float | None, half_width: float | None) -> Figure | None:
     """Return the figure of two stored numbers; None without a value. An unknown half-width counts

@@ -22,15 +22,9 @@ from farm.types.fields import (
     first_problem,
     original,
 )
-from farm.types.protocol import (
-    IMAGE_PX,
-    PLACEMENTS,
-    QUICK,
-    Placements,
-    Protocol,
-    Stopping,
-    Variant,
-)
+from farm.types.placement import PLACEMENTS, Placements
+from farm.types.protocol import QUICK, Protocol, Stopping
+from farm.types.variant import IMAGE_PX, Variant
 
 Reuse = Literal["model", "card", "imported", "none"]
 # `Sweep.operator` of the packaged lists of tuples: those that calibrate predictions for a card, and
@@ -126,7 +120,7 @@ class Request(ContentAddressed):
                 "Omit --data to use standard normal values, or name a value profile: --data "
                 "zeros-50+.",
             )
-        yield from self._problems_of_compiled()
+        yield from self._problems_of_kernels()
         yield from self._problems_of_precision()
         if self.variant is not None and self.protocol.placement:
             problem = "A placement names the tensors of one tuple; a model has many tuples."
@@ -137,10 +131,10 @@ class Request(ContentAddressed):
                 "Give --operators all, auto, or names such as Conv2d,Linear.",
             )
 
-    def _problems_of_compiled(self) -> Iterator[tuple[str, str]]:
-        """What a compiled model cannot be asked for, and what only a compiled one can."""
+    def _problems_of_kernels(self) -> Iterator[tuple[str, str]]:
+        """What cannot be asked of a model with generated kernels, and what only of such a model."""
         data = self.protocol.data
-        if self.variant is None or not self.variant.compile:
+        if self.variant is None or not self.variant.generates_kernels:
             if data == "copied":
                 yield "--data copied needs a compiled model.", "Give --compile, or --data seen."
             return
@@ -150,7 +144,7 @@ class Request(ContentAddressed):
                 f"--data {data} does not work with --compile: {why}.",
                 "Omit --data, or give --data copied.",
             )
-        if self.placements != "none":
+        if self.measures_slow_memory:
             why = "the farm cannot put tensors of kernels in slow memory"
             yield (
                 f"--placements does not work with --compile: {why}.",
@@ -175,7 +169,7 @@ class Request(ContentAddressed):
                 )
             if value and self.variant is None:
                 yield f"{option} is about the sum of a model; a sweep has none.", f"Omit {option}."
-            if value and self.placements != "none":
+            if value and self.measures_slow_memory:
                 yield (
                     f"{option} does not work with --placements.",
                     f"Omit {option} or --placements.",
@@ -185,6 +179,11 @@ class Request(ContentAddressed):
                 "--within and --budget both decide how precise the tuples are.",
                 "Give one of them.",
             )
+
+    @property
+    def measures_slow_memory(self) -> bool:
+        """True if its tuples are also measured with some of their tensors in slow memory."""
+        return self.placements != "none"
 
     def as_precise_as(self, other: Request) -> bool:
         """True if readings that this request accepts are precise enough for another request."""

@@ -83,6 +83,8 @@ class Verification:
     # from the prediction, in words; only some of `difference_count`
     differences: tuple[str, ...] | None = None
     difference_count: int | None = None
+    # the capture on the card, as JSON, if it may replace the prediction; stored as a capture
+    observed: Mapping[str, Any] | None = None
     card: str | None = None  # the id of the card
     read_at_s: float | None = None  # when it was stored, by the database's clock, in s since 1970
     simulated: bool | None = None  # True if no model ran

@@ -301,11 +301,11 @@ class Neighbours:
             context_us=shift.value,
             unsure_us=cost.unsure_us + unsure_us,
         )
-        if cost.energy_mj is None or not cost.time_us.value:
+        energy = cost.energy_mj
+        own_w = cost.mean_power_w
+        if energy is None or own_w is None:
             return longer
 
-        energy = cost.energy_mj
-        own_w = energy.value / cost.time_us.value * 1e3
         base_w = min(own_w, call.reading.base_power_w or call.reading.idle_power_w or own_w)
         swing_w = 0.0 if hidden else own_w - base_w
         waiting_w = base_w + call.waiting.value * swing_w

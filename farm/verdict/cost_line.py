@@ -46,7 +46,7 @@ class TupleView:
             data,
             needed.flops,
             needed.bytes_moved,
-            peaks.estimate_us(needed.flops, needed.bytes_moved, needed.short_name),
+            peaks.call_us(needed),
         )
 
     @property
@@ -122,9 +122,7 @@ class CostLine:
 
     @property
     def power_w(self) -> float | None:
-        if self.energy_mj is None or self.time_us is None or not self.time_us.value:
-            return None
-        return self.energy_mj.value / self.time_us.value * 1e3
+        return self.cost.mean_power_w if self.cost else None
 
     def stored(self) -> dict[str, Any]:
         """Return the fields that a verdict stores. The others come from the capture's verification,

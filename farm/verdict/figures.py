@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol, Self
 from farm.types.details import Details
 from farm.types.figure import Figure, PassCost, figure_of
 from farm.types.format import ENERGY, count_of, plural, quantity
-from farm.types.protocol import Variant
+from farm.types.variant import Variant
 
 Used = Literal["steady", "burst", "interpolated"]
 
@@ -88,6 +88,20 @@ class ReadingView(PassCost):
             idle_power_w=_times(self.idle_power_w, factor),
             base_power_w=_times(self.base_power_w, factor),
             details=details,
+        )
+
+    def restated(self, time_ratio: float, energy_ratio: float) -> Self:
+        """The reading with its times and energies, also those of bursts, times these ratios."""
+        details = self.details
+        burst = details.burst
+        if burst is not None:
+            burst_mj = burst.energy_mj.times(energy_ratio) if burst.energy_mj else None
+            burst = replace(burst, time_us=burst.time_us.times(time_ratio), energy_mj=burst_mj)
+        return replace(
+            self,
+            time_us=self.time_us.times(time_ratio),
+            energy_mj=self.energy_mj.times(energy_ratio) if self.energy_mj else None,
+            details=replace(details, burst=burst),
         )
 
     def towards_bursts(self, share: float) -> Self:

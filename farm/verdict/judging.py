@@ -129,7 +129,7 @@ def _short_calls(verdict: Verdict, measured: Sequence[CostLine], gap: Figure) ->
 def _shortfalls(verdict: Verdict, measured: Sequence[CostLine]) -> Iterator[str]:
     """Yield the reasons why a verdict does not pass."""
     for name, _, gap in _compared(verdict):
-        if 1 - abs(gap.value) < verdict.target:
+        if not verdict.incomplete and 1 - abs(gap.value) < verdict.target:
             differs = f"differs by {gap.value * 100:+z.1f} % from the whole model"
             yield f"The {name} of the sum {differs}; {percent(1 - verdict.target)} is allowed."
             if name == "time":
@@ -153,7 +153,7 @@ def _limits(
     )
     if not precise_from_turns:
         yield from _not_converged(verdict)
-    if judged:
+    if judged and not verdict.incomplete:
         for name, comparison, gap in compared:
             yield from _uncertain(name, comparison, gap, allowed)
     if len(compared) == 1:

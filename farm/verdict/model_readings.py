@@ -20,9 +20,11 @@ from farm.store.content import stored_software
 from farm.store.database import among, in_batches
 from farm.store.reuse import DOUBTFUL, sound_readings
 from farm.types.format import plural
-from farm.types.protocol import Protocol, Software, Variant
+from farm.types.protocol import Protocol
 from farm.types.roofline import Roofline
+from farm.types.software import Software
 from farm.types.tuple import NeededTuple
+from farm.types.variant import Variant
 from farm.verdict.cost_line import CostLine, TupleView
 from farm.verdict.figures import VIEW_COLUMNS, ReadingView, Whole
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from farm.types.figure import share_of
 from farm.types.format import TIME, count_of, percent, quantity
-from farm.types.protocol import Variant
 from farm.types.roofline import Roofline
 from farm.types.tuple import NeededTuple
+from farm.types.variant import Variant
 from farm.verdict.causes import COPIES
 
 #: Operators that read a few rows of their table.

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from farm.types.collective import COLLECTIVES
 from farm.types.fields import adapter, figure_from_json, figure_json, names_of
 from farm.types.figure import Figure
+from farm.types.format import gap
 from farm.verdict.cost_line import CostGroup, CostLine
 from farm.verdict.figures import NOT_IN_SCOPE, ReadingView, Used, Whole
 from farm.verdict.kernel_audit import KernelAudit
@@ -21,6 +22,8 @@ from farm.verdict.kernel_audit import KernelAudit
 Outcome = Literal["pass", "fail", "none"]
 
 VERDICT_SCHEMA = 4
+#: The share of tuples without a reading is an estimate. It may be wrong by this factor.
+ESTIMATE_ERROR = 2.0
 
 
 @dataclass(frozen=True)
@@ -172,6 +175,26 @@ class Verdict:
             entry.reason == NOT_IN_SCOPE for entry in self.unmeasured
         )
         return self.outcome != "pass" and not partial
+
+    @property
+    def incomplete(self) -> bool:
+        """True if many tuples have no reading, and this can explain why the sum is below the whole.
+        The gaps then say nothing about the readings, and no text shows them.
+        """
+        missing, time_gap = 1 - (self.coverage or 0.0), self.time.gap
+        if time_gap is None or missing <= ESTIMATE_ERROR * (1 - self.target):
+            return False
+        return -ESTIMATE_ERROR * missing <= time_gap.value < 0
+
+    def gap_text(self, comparison: Comparison | None) -> str:
+        """Return the gap of a quantity for people: ``-2.5 ± 1.1 %``, or ``incomplete``."""
+        if comparison and comparison.gap and self.incomplete:
+            return "incomplete"
+        return gap(comparison.gap if comparison else None)
+
+    def accuracy_of(self, comparison: Comparison | None) -> float | None:
+        """Return the accuracy of a quantity for people; None if the sum is incomplete."""
+        return None if comparison is None or self.incomplete else comparison.accuracy
 
     @property
     def too_large(self) -> bool:

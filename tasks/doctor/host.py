@@ -10,6 +10,7 @@ import os
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from farm.devices.host import (
 )
 from farm.devices.lock import holder_of, lock_problems, registered_processes
 from farm.devices.software import installed_torch
-from farm.errors import FarmError
+from farm.errors import CardBusy, FarmError
 from farm.errors.safe_text import printable
 from farm.jobs.spool import Spool
 from farm.settings import Settings, misspelt_variables
@@ -32,6 +33,8 @@ from farm.settings.shared_files import UntrustedPath, open_folder
 from farm.types.format import plural
 from tasks.doctor import Check, drivers, ok, problem, warning
 
+#: Processes that have just ended may still be on a card for so long. Unit: s.
+ALONE_WITHIN_S = 5.0
 DISK_PROBLEM_BYTES = 2**30
 DISK_WARNING_BYTES = 10 * 2**30
 
@@ -84,6 +87,26 @@ def disturbances(cards: Sequence[Card], current: Settings) -> Iterator[Check]:
                     yield from _foreign(
                         f"card {card.index}", card, device.compute_processes(), current
                     )
+
+
+def check_alone(cards: Sequence[Card], current: Settings) -> None:
+    """Raise `CardBusy` if other processes still compute on one of these GPUs after
+    `ALONE_WITHIN_S`: each reading would have the flag `shared`, and the job no verdict. The setting
+    `allow_shared` omits the check.
+    """
+    until_s = time.monotonic() + ALONE_WITHIN_S
+    while not current.allow_shared:
+        on_gpus = [card for card in cards if card.is_gpu]
+        busy = next(disturbances(on_gpus, current), None)
+        if busy is None:
+            return
+        if time.monotonic() > until_s:
+            step = (
+                "End these processes, or choose another card with --card. With FARM_ALLOW_SHARED=1 "
+                "the same command measures beside them; a job gets no verdict then."
+            )
+            raise CardBusy(f"{busy.message}.", step)
+        time.sleep(0.2)
 
 
 def _card_here(name: str, card: Card, current: Settings) -> Iterator[Check]:

@@ -17,7 +17,7 @@ import torch
 
 import farm
 from farm.benchmark_process.client import BenchmarkProcess, CardReading
-from farm.benchmark_process.requests import Verified
+from farm.benchmark_process.requests import MeasureRequest
 from farm.devices.lock import CardLock
 from farm.devices.software import torch_version
 from farm.errors import CaptureError, CardBusy, CardUnavailable, TupleRejected, UsageError
@@ -26,7 +26,7 @@ from farm.settings import settings
 from farm.store import tables
 from farm.store.database import read_clock_s
 from farm.types.deciding import lacks_values
-from farm.types.protocol import Protocol, Stopping, Subject
+from farm.types.protocol import Protocol, Stopping
 from farm.types.verification import Verification
 from tests import slow
 from tests.operators.routed import routed
@@ -216,12 +216,10 @@ def test_the_whole_is_measured_first_and_what_the_card_does_not_run_is_not_measu
     asked: list[str] = []
     answered = BenchmarkProcess.measure
 
-    def measure(
-        process: BenchmarkProcess, subject: Subject, *more: Any, **options: Any
-    ) -> CardReading:
-        asked.append(subject.kind)
-        answer = answered(process, subject, *more, **{**options, "verify": False})
-        if subject.kind == "operator":
+    def measure(process: BenchmarkProcess, request: MeasureRequest, **options: Any) -> CardReading:
+        asked.append(request.subject.kind)
+        answer = answered(process, request, **{**options, "verify": False})
+        if request.subject.kind == "operator":
             return answer
         first = captured.extraction.capture.calls[0]  # all that the card runs
         observed = {
@@ -241,7 +239,7 @@ def test_the_whole_is_measured_first_and_what_the_card_does_not_run_is_not_measu
                 first.tuple_id: dataclasses.asdict(captured.extraction.costs[first.tuple_id])
             },
         }
-        return dataclasses.replace(answer, verified=Verified(observed, Verification()))
+        return dataclasses.replace(answer, verification=Verification(observed=observed))
 
     monkeypatch.setattr(BenchmarkProcess, "measure", measure)
     known = in_process._store(database, captured, Protocol(), "simulated", torch_version())
@@ -249,7 +247,9 @@ def test_the_whole_is_measured_first_and_what_the_card_does_not_run_is_not_measu
     monkeypatch.setattr(
         in_process,
         "open_job",
-        lambda *about, **more: opened(*about, **{**more, "capture_id": known}),
+        lambda database, resolved, **more: opened(
+            database, dataclasses.replace(resolved, capture_id=known), **more
+        ),
     )
     report = farm.measure_model(captured.variant, database=database, protocol=Protocol()).report
     assert asked == ["variant", "operator"]
@@ -356,13 +356,11 @@ def test_readings_say_so_if_the_process_dies_after_it_timed_items_in_turn(
     measure = BenchmarkProcess.measure
     measured: list[str] = []
 
-    def measure_then_die(
-        self: BenchmarkProcess, subject: Subject, *rest: Any, **options: Any
-    ) -> Any:
-        answer = measure(self, subject, *rest, **options)
+    def measure_then_die(self: BenchmarkProcess, request: MeasureRequest, **options: Any) -> Any:
+        answer = measure(self, request, **options)
         if not measured:
             self.kill()
-        measured.append(subject.id)
+        measured.append(request.subject.id)
         return answer
 
     monkeypatch.setattr(BenchmarkProcess, "measure", measure_then_die)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farm.types.protocol import Subject
+from farm.types.subject import Subject
 from farm.types.tuple import OperatorTuple, TensorSpec
 
 

@@ -7,7 +7,9 @@ from farm.benchmark.host_clock import HostTimer
 from farm.benchmark.subjects import kind_of_subject
 from farm.benchmark.workload import Workload
 from farm.operators.compiler import CompiledModel
-from farm.types.protocol import Protocol, Stopping, Subject, Variant
+from farm.types.protocol import Protocol, Stopping
+from farm.types.subject import Subject
+from farm.types.variant import Variant
 
 EAGER = Protocol(launch="eager")
 CPU = torch.device("cpu")

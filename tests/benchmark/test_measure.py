@@ -20,9 +20,11 @@ from farm.devices.lock import register_process
 from farm.errors import Unmeasurable
 from farm.settings import settings
 from farm.types.details import Details
-from farm.types.protocol import Protocol, Stopping, Subject, Variant
+from farm.types.protocol import Protocol, Stopping
 from farm.types.reading import Reading
+from farm.types.subject import Subject
 from farm.types.tuple import OperatorTuple, TensorSpec
+from farm.types.variant import Variant
 from tests.benchmark.fake_device import FakeDevice
 from tests.benchmark.operators import (
     linear,

@@ -9,7 +9,9 @@ import time
 import pytest
 
 from farm.benchmark.bench import Bench
-from farm.types.protocol import Protocol, Stopping, Subject, Variant
+from farm.types.protocol import Protocol, Stopping
+from farm.types.subject import Subject
+from farm.types.variant import Variant
 from tests.benchmark.fake_device import FakeDevice
 from tests.benchmark.operators import linear
 

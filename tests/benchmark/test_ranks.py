@@ -29,7 +29,9 @@ from farm.training.extract import build_step, extract
 from farm.training.split import build
 from farm.training.step import ForwardPass
 from farm.training.version import versioned
-from farm.types.protocol import Protocol, Stopping, Subject, Variant
+from farm.types.protocol import Protocol, Stopping
+from farm.types.subject import Subject
+from farm.types.variant import Variant
 from tests import slow
 from tests.benchmark.fake_device import FakeDevice
 from tests.benchmark_process.test_group import TINY

@@ -93,16 +93,15 @@ def test_its_thread_reads_while_others_work() -> None:
     assert len(sampler.ticks()[0]) == count, "it has ended"
 
 
-def test_without_instant_power_the_averaged_one_is_the_source() -> None:
-    with Sampler(FakeDevice(lacks=frozenset({"power_instant_w"}))) as sampler:
-        time.sleep(0.05)
+def test_without_instant_power_the_averaged_one_is_the_source(virtual_time: VirtualTime) -> None:
+    with virtual_time.sampler(FakeDevice(lacks=frozenset({"power_instant_w"}))) as sampler:
+        virtual_time.sleep(0.05)
     assert sampler.window(0, float("inf")).power_source == "power_average"
 
 
 def test_a_card_that_tells_nothing_gets_no_thread_and_no_trace() -> None:
     with Sampler(FakeDevice(lacks=FakeDevice().capabilities)) as sampler:
-        time.sleep(0.02)
-    assert not sampler.active
+        assert not sampler.active
     assert sampler.trace((0.0, 1.0)) is None
     assert sampler.ticks() == ([], [])
 

@@ -11,7 +11,9 @@ import torch
 
 from farm.benchmark.verification import verify
 from farm.settings import settings
-from farm.types.protocol import Protocol, Subject, Variant
+from farm.types.protocol import Protocol
+from farm.types.subject import Subject
+from farm.types.variant import Variant
 from tests.benchmark.asking import capturing, record
 
 CPU = torch.device("cpu")
@@ -35,12 +37,12 @@ def names(observed) -> list[str]:
 
 
 def test_the_operators_are_those_of_the_run_that_is_measured(asking):
-    eager, found = verify(asking, Protocol(launch="eager"), CPU, None)
-    assert names(eager) == ["Linear", "add"]
+    found = verify(asking, Protocol(launch="eager"), CPU, None)
+    assert names(found.observed) == ["Linear", "add"]
     assert (found.launch, found.eagerly) == ("eager", None)
 
-    launched, found = verify(asking, Protocol(), CPU, None, record)
-    assert names(launched) == ["Linear", "mul", "add"]
+    found = verify(asking, Protocol(), CPU, None, record)
+    assert names(found.observed) == ["Linear", "mul", "add"]
     assert found.launch == "graph"
     assert found.observer_effect == ()
     assert [len(times) for times in found.in_model.calls_us.values()] == [1, 1, 1]
@@ -49,11 +51,11 @@ def test_the_operators_are_those_of_the_run_that_is_measured(asking):
 
 
 def test_a_prediction_that_holds_eagerly_only_makes_a_list_of_what_was_captured(asking):
-    eager, _ = verify(asking, Protocol(launch="eager"), CPU, None)
+    eager = verify(asking, Protocol(launch="eager"), CPU, None).observed
     predicted = dict.fromkeys((call["tuple_id"] for call in eager["calls"]), 1)
-    assert verify(asking, Protocol(launch="eager"), CPU, predicted)[0] is None
-    observed, found = verify(asking, Protocol(), CPU, predicted, record)
-    assert names(observed) == ["Linear", "mul", "add"]
+    assert verify(asking, Protocol(launch="eager"), CPU, predicted).observed is None
+    found = verify(asking, Protocol(), CPU, predicted, record)
+    assert names(found.observed) == ["Linear", "mul", "add"]
     assert not found.matches
     (difference,) = found.differences
     assert "not predicted: 1x mul 0.5 | 8x64 fp32" in difference

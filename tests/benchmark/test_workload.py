@@ -12,7 +12,9 @@ from farm.benchmark.workload import MAX_COPIES, copies_wanted
 from farm.errors import Unmeasurable
 from farm.operators.rebuild import rebuild
 from farm.subjects.parsing import parse
-from farm.types.protocol import Protocol, Subject, Variant
+from farm.types.protocol import Protocol
+from farm.types.subject import Subject
+from farm.types.variant import Variant
 from tests.benchmark.operators import linear
 
 MIB = 2**20

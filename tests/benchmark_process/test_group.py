@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from farm.benchmark_process.group import BenchmarkGroup
+from farm.benchmark_process.requests import MeasureRequest
 from farm.devices.host import links_of
 from farm.errors import Unmeasurable
 from farm.jobs.group_driver import KeptGroup
@@ -26,7 +27,9 @@ from farm.subjects.collective_calls import collective_tuple
 from farm.training.extract import extract
 from farm.training.version import versioned
 from farm.types.collective import COLLECTIVES
-from farm.types.protocol import Protocol, Stopping, Subject, content_id
+from farm.types.fields import content_id
+from farm.types.protocol import Protocol, Stopping
+from farm.types.subject import Subject
 from tests import slow
 
 
@@ -81,7 +84,7 @@ def all_gone(pids, within_s: float = 10.0) -> bool:
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_each_collective_has_a_reading_of_all_ranks(pair, name):
     subject = collective(name)
-    answer = pair.measure(subject, EAGER, SHORT, timeout_s=60.0)
+    answer = pair.measure(MeasureRequest(subject, EAGER, SHORT), timeout_s=60.0)
     reading, ranks = answer.reading, answer.reading.details.cards.ranks
     assert len(ranks) == 2
     assert reading.time_us.value == max(rank.time_us.value for rank in ranks)
@@ -99,7 +102,7 @@ def test_each_collective_has_a_reading_of_all_ranks(pair, name):
 
 def test_a_pair_of_collective_and_product_says_how_much_is_hidden(pair):
     overlap = pair.measure(
-        collective("all_gather", beside=64), EAGER, SHORT, timeout_s=60.0
+        MeasureRequest(collective("all_gather", beside=64), EAGER, SHORT), timeout_s=60.0
     ).reading.details.cards.overlap
     assert overlap.exposed_us == pytest.approx(overlap.together_us - overlap.product_us)
     assert overlap.hidden_us == pytest.approx(overlap.collective_us - overlap.exposed_us)
@@ -114,7 +117,12 @@ def test_a_split_model_is_one_subject_of_all_ranks(pair, models, monkeypatch):
     subject = Subject("variant", variant.id, variant.to_json())
     assert variant.cards == 2
     assert (
-        len(pair.measure(subject, EAGER, SHORT, timeout_s=120.0).reading.details.cards.ranks) == 2
+        len(
+            pair.measure(
+                MeasureRequest(subject, EAGER, SHORT), timeout_s=120.0
+            ).reading.details.cards.ranks
+        )
+        == 2
     )
 
 
@@ -134,23 +142,31 @@ def test_rank_0_compares_the_operators_of_a_split_model_or_step_with_the_predict
         subject = Subject("variant", variant.id, variant.to_json())
         protocol = dataclasses.replace(EAGER, grad=bool(variant.step))
         predicted = dict(extract(variant).capture.counts)
-        answer = pair.measure(subject, protocol, SHORT, predicted=predicted, timeout_s=120.0)
+        answer = pair.measure(
+            MeasureRequest(subject, protocol, SHORT, predicted=predicted), timeout_s=120.0
+        )
         assert len(answer.reading.details.cards.ranks) == 2
-        found = answer.verified.verification
+        found = answer.verification
         assert not found.missing
         # gloo copies the result of each reduce-scatter; NCCL does not
         assert all(": 1x copy_ |" in one or ": 2x copy_ |" in one for one in found.differences)
-        assert found.matches == (answer.verified.observed is None) == (variant.sharding == "ddp")
+        assert (
+            found.matches == (answer.verification.observed is None) == (variant.sharding == "ddp")
+        )
     left_out = predicted.popitem()[0]
-    answer = pair.measure(subject, protocol, SHORT, predicted=predicted, timeout_s=120.0)
-    assert list(answer.verified.verification.unexpected) == [left_out]
-    assert left_out in answer.verified.observed["tuples"]
+    answer = pair.measure(
+        MeasureRequest(subject, protocol, SHORT, predicted=predicted), timeout_s=120.0
+    )
+    assert list(answer.verification.unexpected) == [left_out]
+    assert left_out in answer.verification.observed["tuples"]
     assert len(answer.reading.details.cards.ranks) == 2
 
 
 def test_what_needs_another_number_of_cards_is_refused_and_the_ranks_end(pair):
     with pytest.raises(Unmeasurable, match=r"needs 4 cards, and 2 measure it") as caught:
-        pair.measure(collective("all_reduce", cards=4), EAGER, SHORT, timeout_s=60.0)
+        pair.measure(
+            MeasureRequest(collective("all_reduce", cards=4), EAGER, SHORT), timeout_s=60.0
+        )
     assert caught.value.reason == "not_available"
     assert not pair.alive
 
@@ -179,7 +195,9 @@ def ending(group, subject, act, during="window", timeout_s=60.0):
     group.wait_ready()
     pids = pids_of(group)
     with pytest.raises((Unmeasurable, KeyboardInterrupt)) as caught:
-        group.measure(subject, EAGER, endless, timeout_s=timeout_s, on_phase=on_phase)
+        group.measure(
+            MeasureRequest(subject, EAGER, endless), timeout_s=timeout_s, on_phase=on_phase
+        )
     assert not group.alive
     assert all_gone(pids)
     return caught.value
@@ -209,7 +227,7 @@ def test_a_cancelled_measurement_ends_the_group(simulated_pair):
 
     error = ending(simulated_pair, simulated(simulate="hang"), cancel, "rebuild")
     assert isinstance(error, KeyboardInterrupt)
-    answer = simulated_pair.measure(simulated(), Protocol(cards=2), Stopping())
+    answer = simulated_pair.measure(MeasureRequest(simulated(), Protocol(cards=2), Stopping()))
     assert answer.reading.time_us.value > 0, "by a new group"
 
 
@@ -218,7 +236,7 @@ def test_a_group_of_simulated_cards_sums_their_energies():
     env = {"FARM_SIMULATED_CARDS": "3", "FARM_HOST": "here"}
     with contextlib.closing(BenchmarkGroup(cards, env)) as group:
         assert group.wait_ready().communication == "simulated"
-        reading = group.measure(simulated(), Protocol(cards=3), Stopping()).reading
+        reading = group.measure(MeasureRequest(simulated(), Protocol(cards=3), Stopping())).reading
         assert [rank.card for rank in reading.details.cards.ranks] == cards
         assert reading.energy_mj.value == pytest.approx(
             sum(rank.energy_mj.value for rank in reading.details.cards.ranks)
@@ -228,7 +246,9 @@ def test_a_group_of_simulated_cards_sums_their_energies():
         assert os.stat(folder).st_mode & 0o777 == 0o700
         threading.Timer(0.5, os.kill, (pids_of(group)[2], signal.SIGKILL)).start()
         with pytest.raises(Unmeasurable, match=r"Rank 2 of 3 on SIM-here-2.*SIGKILL") as caught:
-            group.measure(simulated(simulate="hang"), Protocol(), Stopping(), timeout_s=60.0)
+            group.measure(
+                MeasureRequest(simulated(simulate="hang"), Protocol(), Stopping()), timeout_s=60.0
+            )
         assert caught.value.reason == "crashed"
         with contextlib.closing(BenchmarkGroup(cards[:2], env)) as other:
             other.start()

@@ -24,11 +24,13 @@ from farm.addons.memory.requests import (
     WireRequest,
 )
 from farm.benchmark_process.client import BenchmarkProcess
-from farm.benchmark_process.requests import FingerprintRequest, SubjectRequest
+from farm.benchmark_process.requests import FingerprintRequest, MeasureRequest, SubjectRequest
 from farm.devices.lock import host_lock
 from farm.errors import Unmeasurable
 from farm.settings import START_TIMEOUT_S, settings
-from farm.types.protocol import Protocol, Stopping, Subject, content_id
+from farm.types.fields import content_id
+from farm.types.protocol import Protocol, Stopping
+from farm.types.subject import Subject
 from farm.types.verification import Verification
 
 CARD = "SIM-here-0"
@@ -65,7 +67,8 @@ def gone(pid: int, within_s: float = 30.0) -> bool:
 def test_a_reading_comes_back_with_its_phases_card_and_software(process: BenchmarkProcess) -> None:
     phases: list[str] = []
     answer = process.measure(
-        subject(), PROTOCOL, STOPPING, on_phase=lambda phase, _: phases.append(phase)
+        MeasureRequest(subject(), PROTOCOL, STOPPING),
+        on_phase=lambda phase, _: phases.append(phase),
     )
     assert phases == ["rebuild", "warm-up", "window"]
     assert answer.reading.flags == ("simulated",)
@@ -78,22 +81,26 @@ def test_two_cards_agree_on_a_subject(process: BenchmarkProcess) -> None:
     with BenchmarkProcess(
         "SIM-here-1", {"FARM_SIMULATED_CARDS": "2", "FARM_HOST": "here"}
     ) as other:
-        first = process.measure(subject(), PROTOCOL, STOPPING).reading
-        second = other.measure(subject(), PROTOCOL, STOPPING).reading
+        first = process.measure(MeasureRequest(subject(), PROTOCOL, STOPPING)).reading
+        second = other.measure(MeasureRequest(subject(), PROTOCOL, STOPPING)).reading
     assert (first.time_us, first.energy_mj) == (second.time_us, second.energy_mj)
 
 
 def test_a_whole_is_the_sum_of_its_predicted_tuples(process: BenchmarkProcess) -> None:
     parts = [subject(number=number) for number in range(3)]
     sum_us = sum(
-        2 * process.measure(part, PROTOCOL, STOPPING).reading.time_us.value for part in parts
+        2 * process.measure(MeasureRequest(part, PROTOCOL, STOPPING)).reading.time_us.value
+        for part in parts
     )
     answer = process.measure(
-        subject("variant"), PROTOCOL, STOPPING, predicted={part.id: 2 for part in parts}
+        MeasureRequest(
+            subject("variant"), PROTOCOL, STOPPING, predicted={part.id: 2 for part in parts}
+        ),
+        verify=True,
     )
     assert answer.reading.time_us.value == pytest.approx(sum_us)
-    assert answer.verified is not None
-    assert answer.verified.verification == Verification(
+    assert answer.verification is not None
+    assert answer.verification == Verification(
         launch="graph", matches=True, differences=(), simulated=True
     )
 
@@ -105,9 +112,9 @@ def test_what_the_card_refuses_is_a_reason_and_the_process_goes_on(
     process.wait_ready()
     starts = process.starts
     with pytest.raises(Unmeasurable) as caught:
-        process.measure(subject(simulate=behaviour), PROTOCOL, STOPPING)
+        process.measure(MeasureRequest(subject(simulate=behaviour), PROTOCOL, STOPPING))
     assert caught.value.reason == reason
-    process.measure(subject(), PROTOCOL, STOPPING)
+    process.measure(MeasureRequest(subject(), PROTOCOL, STOPPING))
     assert process.starts == starts
 
 
@@ -118,11 +125,11 @@ def test_a_crash_ends_the_process_and_the_next_item_gets_a_fresh_one(
     process.wait_ready()
     starts = process.starts
     with pytest.raises(Unmeasurable) as caught:
-        process.measure(subject(simulate=behaviour), PROTOCOL, STOPPING)
+        process.measure(MeasureRequest(subject(simulate=behaviour), PROTOCOL, STOPPING))
     assert caught.value.reason == "crashed"
     assert ("SIGKILL" if behaviour == "crash" else "exit code 3") in caught.value.message
     assert not process.alive
-    process.measure(subject(), PROTOCOL, STOPPING)
+    process.measure(MeasureRequest(subject(), PROTOCOL, STOPPING))
     assert process.starts == starts + 1
 
 
@@ -135,7 +142,7 @@ def test_a_card_without_slow_memory_runs_no_planned_step(process: BenchmarkProce
     ):
         with pytest.raises(Unmeasurable, match="A simulated card cannot"):
             process.call(request)
-    process.measure(subject(), PROTOCOL, STOPPING)
+    process.measure(MeasureRequest(subject(), PROTOCOL, STOPPING))
 
 
 @dataclass(frozen=True)
@@ -149,7 +156,7 @@ def test_a_request_of_an_add_on_that_the_host_lacks_has_a_reason(process: Benchm
     with pytest.raises(Unmeasurable, match="no add-on that answers the request 'unknown'") as error:
         process.call(UnknownRequest(subject(), PROTOCOL))
     assert error.value.reason == "not_available"
-    process.measure(subject(), PROTOCOL, STOPPING)
+    process.measure(MeasureRequest(subject(), PROTOCOL, STOPPING))
 
 
 def test_slow_readings_of_a_host_take_turns(own_process: BenchmarkProcess) -> None:
@@ -157,19 +164,22 @@ def test_slow_readings_of_a_host_take_turns(own_process: BenchmarkProcess) -> No
     with host_lock("slow-memory", settings().lock_dir, 10.0):
         assert (
             own_process.measure(
-                subject(), Protocol(), Stopping(), timeout_s=10.0
+                MeasureRequest(subject(), Protocol(), Stopping()), timeout_s=10.0
             ).reading.time_us.value
             > 0
         )
         with pytest.raises(Unmeasurable, match=r"slow-memory was in use for 0\.1 s"):
-            own_process.measure(subject(), placed, Stopping(), timeout_s=0.1)
+            own_process.measure(MeasureRequest(subject(), placed, Stopping()), timeout_s=0.1)
     assert (
-        own_process.measure(subject(), placed, Stopping(), timeout_s=10.0).reading.time_us.value > 0
+        own_process.measure(
+            MeasureRequest(subject(), placed, Stopping()), timeout_s=10.0
+        ).reading.time_us.value
+        > 0
     )
 
 
 def test_a_crash_quotes_nothing_that_an_item_before_it_wrote(own_process: BenchmarkProcess) -> None:
-    own_process.measure(subject(simulate="print"), PROTOCOL, STOPPING)
+    own_process.measure(MeasureRequest(subject(simulate="print"), PROTOCOL, STOPPING))
     deadline = time.monotonic() + 5
     while (
         not any("{not json" in line for line in own_process._complaints)
@@ -177,7 +187,7 @@ def test_a_crash_quotes_nothing_that_an_item_before_it_wrote(own_process: Benchm
     ):
         time.sleep(0.01)
     with pytest.raises(Unmeasurable) as caught:
-        own_process.measure(subject(simulate="crash"), PROTOCOL, STOPPING)
+        own_process.measure(MeasureRequest(subject(simulate="crash"), PROTOCOL, STOPPING))
     assert "{not json" not in caught.value.message
 
 
@@ -198,10 +208,12 @@ def test_a_variant_is_verified_in_a_process_that_stands_by_and_ends(
     phases: list[str] = []
     whole = subject("variant")
     answer = verifying.measure(
-        whole, PROTOCOL, STOPPING, predicted={"a": 1}, on_phase=lambda one, _: phases.append(one)
+        MeasureRequest(whole, PROTOCOL, STOPPING, predicted={"a": 1}),
+        verify=True,
+        on_phase=lambda one, _: phases.append(one),
     )
     assert phases == ["verify", "rebuild", "warm-up", "window"]
-    assert answer.verified is not None
+    assert answer.verification is not None
     assert gone(verifies)
     assert verifying.pid == measures
     stands_by = verifying._verifier.pid
@@ -228,8 +240,10 @@ def test_a_variant_that_cannot_be_verified_apart_is_measured_and_says_so(
     # as if the card admitted one process only
     verifying._verifier._env["FARM_SIMULATED_CARDS"] = "0"
     verifying._verifier.close()
-    answer = verifying.measure(subject("variant"), PROTOCOL, STOPPING, predicted={"a": 1})
-    assert answer.verified is None
+    answer = verifying.measure(
+        MeasureRequest(subject("variant"), PROTOCOL, STOPPING, predicted={"a": 1}), verify=True
+    )
+    assert answer.verification is None
     assert answer.reading.details.missing.get("verification").startswith("not_available: ")
 
 
@@ -240,7 +254,10 @@ def test_a_verifier_that_was_lost_is_started_again(verifying: BenchmarkProcess) 
     os.kill(verifying._verifier.pid, signal.SIGKILL)
     assert gone(verifying._verifier.pid)
     assert (
-        verifying.measure(subject("variant"), PROTOCOL, STOPPING, predicted={}).verified is not None
+        verifying.measure(
+            MeasureRequest(subject("variant"), PROTOCOL, STOPPING, predicted={}), verify=True
+        ).verification
+        is not None
     )
 
 
@@ -249,10 +266,10 @@ def test_a_hang_is_ended_after_its_time(process: BenchmarkProcess) -> None:
     pid = process.pid
     assert pid is not None
     with pytest.raises(Unmeasurable) as caught:
-        process.measure(subject(simulate="hang"), PROTOCOL, STOPPING, timeout_s=0.3)
+        process.measure(MeasureRequest(subject(simulate="hang"), PROTOCOL, STOPPING), timeout_s=0.3)
     assert caught.value.reason == "hung"
     assert gone(pid)
-    process.measure(subject(), PROTOCOL, STOPPING)
+    process.measure(MeasureRequest(subject(), PROTOCOL, STOPPING))
 
 
 def test_killed_from_outside_between_items_it_is_started_again(process: BenchmarkProcess) -> None:
@@ -262,19 +279,19 @@ def test_killed_from_outside_between_items_it_is_started_again(process: Benchmar
     os.kill(process.pid, signal.SIGKILL)
     while process.alive:
         time.sleep(0.01)
-    process.measure(subject(), PROTOCOL, STOPPING)
+    process.measure(MeasureRequest(subject(), PROTOCOL, STOPPING))
     assert process.starts == starts + 1
 
 
 def test_a_poisoned_context_is_answered_and_not_used_again(process: BenchmarkProcess) -> None:
     with pytest.raises(Unmeasurable) as caught:
-        process.measure(subject(simulate="poison"), PROTOCOL, STOPPING)
+        process.measure(MeasureRequest(subject(simulate="poison"), PROTOCOL, STOPPING))
     assert caught.value.reason == "raised"
     assert not process.alive
 
 
 def test_what_a_model_prints_is_no_answer(own_process: BenchmarkProcess) -> None:
-    own_process.measure(subject(simulate="print"), PROTOCOL, STOPPING)
+    own_process.measure(MeasureRequest(subject(simulate="print"), PROTOCOL, STOPPING))
     deadline = time.monotonic() + 30
     while (
         not any("{not json" in line for line in own_process._complaints)
@@ -289,13 +306,15 @@ def test_an_exception_in_the_parent_ends_the_half_done_item(process: BenchmarkPr
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        process.measure(subject(simulate="hang"), PROTOCOL, STOPPING, on_phase=interrupt)
+        process.measure(
+            MeasureRequest(subject(simulate="hang"), PROTOCOL, STOPPING), on_phase=interrupt
+        )
     assert not process.alive
 
 
 def test_a_card_that_is_not_there_is_said_so() -> None:
     with BenchmarkProcess("GPU-nowhere") as process, pytest.raises(Unmeasurable) as caught:
-        process.measure(subject(), PROTOCOL, STOPPING)
+        process.measure(MeasureRequest(subject(), PROTOCOL, STOPPING))
     assert caught.value.reason == "not_available"
     assert "no card 'GPU-nowhere'" in caught.value.message
 
@@ -386,7 +405,7 @@ def test_it_dies_with_its_parent() -> None:
 
 
 def test_the_parent_and_a_simulated_card_never_import_torch(process: BenchmarkProcess) -> None:
-    process.measure(subject(), PROTOCOL, STOPPING)
+    process.measure(MeasureRequest(subject(), PROTOCOL, STOPPING))
     with open(f"/proc/{process.pid}/maps") as maps:
         assert "libtorch" not in maps.read()
     modules = "farm.benchmark_process.client, farm.devices.host, farm.types.intervals"
@@ -409,7 +428,7 @@ def test_each_time_limit_has_its_own_next_step(slow_start: bool) -> None:
             process.call(FingerprintRequest(), timeout_s=0.0)
         assert "other programs that use the card" in late.value.next_step
         with pytest.raises(Unmeasurable, match="did not measure the item") as item:
-            process.measure(subject(), PROTOCOL, STOPPING, timeout_s=0.0)
+            process.measure(MeasureRequest(subject(), PROTOCOL, STOPPING), timeout_s=0.0)
         assert "FARM_ITEM_TIMEOUT_S" in item.value.next_step
 
 
@@ -418,8 +437,10 @@ def test_a_request_that_the_process_cannot_read_is_rejected_at_once(
 ) -> None:
     own_process.wait_ready()
     own_process._ids = iter(["not a number"])  # type: ignore[assignment]
-    with pytest.raises(Unmeasurable, match="cannot read the request: the request has no id") as no:
-        own_process.measure(subject(), PROTOCOL, STOPPING)
+    with pytest.raises(Unmeasurable, match="request has no id") as no:
+        own_process.measure(MeasureRequest(subject(), PROTOCOL, STOPPING))
     assert no.value.reason == "rejected"
     own_process._ids = itertools.count(1)
-    assert own_process.measure(subject(), PROTOCOL, STOPPING).reading.flags == ("simulated",)
+    assert own_process.measure(MeasureRequest(subject(), PROTOCOL, STOPPING)).reading.flags == (
+        "simulated",
+    )

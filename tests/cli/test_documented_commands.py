@@ -29,7 +29,8 @@ from cli.main import app
 from cli.options import with_compile_mode
 from farm.settings import settings
 from farm.store.database import Database
-from farm.types.protocol import Software, Variant
+from farm.types.software import Software
+from farm.types.variant import Variant
 from tests import slow
 from tests.report import filled, rows
 from tests.report.measured import measured
@@ -53,7 +54,7 @@ REASONS = {
     "a file of weights",
 }
 JOB, LATER_JOB, READING = "fftvspd5", "hnf3fq8x", "9" * 32
-PLACEHOLDERS = {"JOB": JOB, "READING": READING}
+PLACEHOLDERS = {"JOB": JOB, "LATER_JOB": LATER_JOB, "READING": READING}
 COMMAND = typer.main.get_command(app)
 
 

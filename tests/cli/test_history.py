@@ -14,7 +14,8 @@ from farm.report.history import history, mean_of
 from farm.settings import settings
 from farm.store import content, tables
 from farm.types.figure import Figure
-from farm.types.protocol import Stopping, Variant
+from farm.types.protocol import Stopping
+from farm.types.variant import Variant
 from tests import slow
 from tests.report import rows
 

@@ -10,7 +10,7 @@ from sqlalchemy import update
 from farm.settings import settings
 from farm.store import tables
 from farm.store.database import Database
-from farm.types.protocol import Variant
+from farm.types.variant import Variant
 from tests.report.measured import measured
 
 

@@ -1,6 +1,7 @@
 """A GPU that is there and cannot be measured on: never silently the CPU in its place."""
 
 import json
+import threading
 
 import pynvml
 import pytest
@@ -8,8 +9,10 @@ import pytest
 from cli.output import said_through, say
 from farm.devices.device import Card
 from farm.jobs import cards
-from farm.settings import settings
-from farm.types.protocol import Software
+from farm.settings import Settings, settings
+from farm.types.software import Software
+from tasks.doctor import host
+from tasks.servers import BrokerServer
 from tests.devices.fake_nvml import OTHER_UUID, UUID, behind_pynvml
 
 NO_GRAPHS = ("run", "resnet18", "--launch", "graph")  # a CPU refuses that, so nothing is measured
@@ -125,7 +128,7 @@ def test_a_worker_does_not_serve_nothing_where_every_gpu_is_refused(farm, nvml):
     nvml.mig = 1
     told = farm("worker")
     assert told.code == 3, "its service tries again"
-    assert "cannot measure on any GPU of this host" in told.stderr
+    assert "any GPU of this host" in told.stderr
     assert "--card cpu" in told.stderr
 
 
@@ -144,3 +147,27 @@ def test_a_worker_of_gpus_waits_for_a_driver_that_comes_late(farm, nvml, lacks, 
 def test_a_worker_of_a_card_that_is_no_gpu_and_not_there_is_a_wrong_request(farm, nvml):
     assert farm("worker", "--card", "7").code == 2
     assert farm("worker", "--card", "A900").code == 2
+
+
+def test_a_run_on_a_gpu_that_others_use_ends_before_it_measures(farm, nvml, monkeypatch, tmp_path):
+    monkeypatch.setattr(host, "ALONE_WITHIN_S", 0.0)
+    monkeypatch.setattr(BrokerServer, "__enter__", lambda broker: pytest.fail("it started"))
+    nvml.processes = [1]
+    for arguments in (("run", "alexnet", "-b", "1"), ("cards", "check")):
+        told = farm(*arguments)
+        assert told.code == 4
+        error, step = told.stderr.splitlines()[-2:]
+        assert error.startswith(f"error: other processes compute on NVIDIA H200 ({UUID})")
+        assert "--card" in step
+        assert "FARM_ALLOW_SHARED=1" in step
+
+
+def test_a_process_that_ends_or_a_setting_lets_a_command_measure(nvml):
+    nvml.processes = [1]
+    card = Card(id=UUID, kind="cuda", model="NVIDIA H200", memory_bytes=1)
+    host.check_alone([card], Settings(allow_shared=True))
+    assert [check.level for check in host.disturbances([card], Settings())] == ["warning"]
+    later = threading.Timer(0.3, nvml.processes.clear)
+    later.start()
+    host.check_alone([card], Settings())
+    later.join()

@@ -25,7 +25,9 @@ from farm.benchmark_process.requests import (
 from farm.devices.host import find_card, open_device
 from farm.errors import Unmeasurable
 from farm.settings import settings
-from farm.types.protocol import Protocol, Stopping, Subject, Variant
+from farm.types.protocol import Protocol, Stopping
+from farm.types.subject import Subject
+from farm.types.variant import Variant
 from tests.benchmark.operators import linear
 
 STEP = Variant("squeezenet1_1", 2, 32, step="training")

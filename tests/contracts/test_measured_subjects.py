@@ -24,7 +24,10 @@ from farm.benchmark.subjects import (
     passes_of,
 )
 from farm.benchmark.subjects.base import SubjectKind
-from farm.types.protocol import Protocol, Stopping, Subject, Variant
+from farm.errors import Unmeasurable
+from farm.types.protocol import Protocol, Stopping
+from farm.types.subject import Subject
+from farm.types.variant import Variant
 from tests.benchmark.operators import linear
 
 CPU = torch.device("cpu")
@@ -94,6 +97,13 @@ def test_a_pass_runs(kind: SubjectKind) -> None:
         passes = passes_of(EXAMPLES[kind], EAGERLY, CPU)
         passes.first()
     assert (passes.order is not None) == EXAMPLES[kind].whole
+
+
+def test_copied_values_are_for_tuples_of_compiled_models() -> None:
+    copied = EAGERLY.with_data("copied")
+    with applied(copied), pytest.raises(Unmeasurable, match="needs a compiled model") as refused:
+        passes_of(EXAMPLES[TUPLE], copied, CPU)
+    assert refused.value.reason == "not_available"
 
 
 @every_kind

@@ -327,11 +327,11 @@ def report_of(database: Database, model: nn.Module) -> Report:
     bench = Bench(FakeDevice(), "cpu", idle_power_w=80.0)
     for item in items_of(database, job_id):
         claimed = claim(database, item)
-        measured = claimed.subject
+        measured = claimed.work.subject
         if claimed.role == "whole":
             measured = GivenModel.of(measured, captured.model, captured.args)
         try:
-            reading = bench.measure(measured, claimed.protocol, claimed.stopping)
+            reading = bench.measure(measured, claimed.work.protocol, claimed.work.stopping)
         except Unmeasurable as error:
             items.fail(database, claimed, error.reason, error.message)
         else:

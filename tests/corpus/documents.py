@@ -37,7 +37,7 @@ from farm.report import layers, report
 from farm.store import tables
 from farm.subjects.label import label_of
 from farm.training.extract import extract
-from farm.types.protocol import Variant
+from farm.types.variant import Variant
 
 Document = dict[str, Any]
 

@@ -15,7 +15,7 @@ from farm.devices.host import discover, find_card, is_installed, open_device, vi
 from farm.errors import NoSuchCard
 from farm.jobs.in_process import _torch_device
 from farm.settings import settings
-from farm.types.protocol import Software
+from farm.types.software import Software
 from tasks.doctor.host import host_checks
 from tests.devices.recorded_amdsmi import (
     MADE_UP,

@@ -24,7 +24,7 @@ from farm.devices.software import Installed
 from farm.devices.vendor import Vendor
 from farm.settings import Settings, settings
 from farm.types.card_kind import card_kind_of
-from farm.types.protocol import Software
+from farm.types.software import Software
 from tests.benchmark.fake_device import FakeDevice
 from tests.devices import contract, fake_nvml, recorded_amdsmi
 from tests.devices.test_cpu import package

@@ -25,8 +25,8 @@ from farm.requests.measurement_file import load
 from farm.settings import settings
 from farm.store import tables
 from farm.store.database import Database
-from farm.types.protocol import Variant
 from farm.types.reading import METHOD
+from farm.types.variant import Variant
 from tests import slow
 from tests.report.measured import measured
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from farm.benchmark_process.group import BenchmarkGroup
+from farm.benchmark_process.requests import MeasureRequest
 from farm.devices.host import discover
 from farm.errors import Unmeasurable
 from farm.models import catalog
@@ -24,8 +25,9 @@ from farm.subjects.collective_calls import collective_tuple
 from farm.training.extract import extract
 from farm.training.version import versioned
 from farm.types.collective import COLLECTIVES
-from farm.types.protocol import Protocol, Stopping, Subject
+from farm.types.protocol import Protocol, Stopping
 from farm.types.reading import Reading
+from farm.types.subject import Subject
 
 
 def pids_of(group):
@@ -55,7 +57,7 @@ def collective(name, elements, **more):
 
 def read(pair, subject, protocol=GRAPH) -> Reading:
     began_s = time.monotonic()
-    answer = pair.measure(subject, protocol, Stopping(), timeout_s=180.0)
+    answer = pair.measure(MeasureRequest(subject, protocol, Stopping()), timeout_s=180.0)
     reading, details = answer.reading, answer.reading.details
     rate = (
         f", {details.cards.bus_bytes_per_s / 1e9:.1f} GB/s" if details.cards.bus_bytes_per_s else ""
@@ -133,12 +135,14 @@ def test_rank_0_verifies_the_operators(pair, variant):
         Protocol(grad=bool(variant.step)),
     )
     predicted = dict(extract(variant, device_type="cuda").capture.counts)
-    answer = pair.measure(subject, protocol, Stopping(), predicted=predicted, timeout_s=180.0)
+    answer = pair.measure(
+        MeasureRequest(subject, protocol, Stopping(), predicted=predicted), timeout_s=180.0
+    )
     assert answer.reading.details.missing.get("verification") is None
-    print(answer.verified.verification.differences)
-    assert answer.verified.verification.launch == "graph"
+    print(answer.verification.differences)
+    assert answer.verification.launch == "graph"
     if not variant.step:
-        assert answer.verified.verification.matches
+        assert answer.verification.matches
 
 
 @pytest.mark.parametrize("launch", ["eager", "graph"])
@@ -156,18 +160,17 @@ def test_a_training_step_on_two_cards(pair, sharding, launch):
 def test_a_rank_that_dies_or_hangs_inside_nccl_ends_the_group(pair, sent, reason):
     endless = dataclasses.replace(Stopping(), minimum_s=300.0, maximum_s=600.0)
     pair.wait_ready()
-    ended: list[float] = []
 
     def on_phase(phase, _):
         if phase == "window":
             os.kill(pids_of(pair)[1], sent)
-            ended.append(time.monotonic())
 
     with pytest.raises(Unmeasurable) as caught:
         pair.measure(
-            collective("all_reduce", 2**20), GRAPH, endless, timeout_s=25.0, on_phase=on_phase
+            MeasureRequest(collective("all_reduce", 2**20), GRAPH, endless),
+            timeout_s=25.0,
+            on_phase=on_phase,
         )
     assert caught.value.reason == reason
-    assert time.monotonic() - ended[0] < 40.0
     assert not pair.alive
     assert read(pair, collective("broadcast", 2**20)).time_us.value > 0, "a new group measures"

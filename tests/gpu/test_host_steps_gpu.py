@@ -11,13 +11,15 @@ from farm.benchmark.bench import Bench
 from farm.benchmark.host_steps import HostSteps
 from farm.benchmark.torch_device import capture_graph, one_stream
 from farm.benchmark_process.client import BenchmarkProcess
+from farm.benchmark_process.requests import MeasureRequest
 from farm.devices.host import discover, open_device
 from farm.errors import Unmeasurable
 from farm.models import catalog
 from farm.settings import settings
 from farm.training.extract import extract
 from farm.types.details import Details
-from farm.types.protocol import Protocol, Stopping, Subject
+from farm.types.protocol import Protocol, Stopping
+from farm.types.subject import Subject
 from farm.types.tuple import OperatorTuple, TensorSpec
 from tests.benchmark.operators import subject
 from tests.benchmark.test_host_steps import Waiting
@@ -73,9 +75,10 @@ def test_wholes_with_host_steps_are_verified_and_measured_as_graphs() -> None:
             predicted = extract(variant, device_type="cuda").capture.counts
             whole = Subject("variant", variant.id, variant.to_json())
             answer = process.measure(
-                whole, Protocol(), Stopping(maximum_s=1), predicted=dict(predicted)
+                MeasureRequest(whole, Protocol(), Stopping(maximum_s=1), predicted=dict(predicted)),
+                verify=True,
             )
-            found = answer.verified.verification
+            found = answer.verification
             assert found is not None
             assert (found.launch, found.not_captured, found.missing, found.unexpected) == (
                 "graph",

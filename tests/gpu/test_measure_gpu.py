@@ -13,10 +13,13 @@ from farm.benchmark.cache import found_again
 from farm.benchmark.checks import HealthCheck
 from farm.benchmark.torch_device import cache_bytes
 from farm.benchmark_process.client import BenchmarkProcess
+from farm.benchmark_process.requests import MeasureRequest
 from farm.devices.host import discover, open_device
 from farm.errors import Unmeasurable
 from farm.settings import settings
-from farm.types.protocol import Protocol, Stopping, Subject, Variant
+from farm.types.protocol import Protocol, Stopping
+from farm.types.subject import Subject
+from farm.types.variant import Variant
 from tests.benchmark.operators import linear, relu_in_place
 from tests.gpu import NEEDS_A_CARD
 
@@ -153,9 +156,13 @@ def test_the_benchmark_process_measures_and_verifies_a_whole_model() -> None:
         phases.append(phase)
 
     with BenchmarkProcess(discover(settings())[0].id) as process:
-        answer = process.measure(subject, Protocol(), Stopping(), predicted={}, on_phase=on_phase)
+        answer = process.measure(
+            MeasureRequest(subject, Protocol(), Stopping(), predicted={}),
+            verify=True,
+            on_phase=on_phase,
+        )
     assert phases[:4] == ["verify", "rebuild", "warm-up", "window"]
-    assert answer.verified is not None
-    assert answer.verified.observed is not None
-    assert answer.verified.verification.observer_effect == ()
+    assert answer.verification is not None
+    assert answer.verification.observed is not None
+    assert answer.verification.observer_effect == ()
     assert answer.reading.energy_mj is not None

@@ -16,7 +16,8 @@ from farm.benchmark.torch_device import capture_graph
 from farm.errors import Unmeasurable
 from farm.operators.capture import capture
 from farm.subjects.encoding import tensors_in
-from farm.types.protocol import Protocol, Subject
+from farm.types.protocol import Protocol
+from farm.types.subject import Subject
 from tests.gpu import NEEDS_A_CARD
 
 pytestmark = NEEDS_A_CARD

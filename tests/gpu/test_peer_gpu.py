@@ -26,13 +26,16 @@ from farm.benchmark.passes import Passes, numeric_flags
 from farm.benchmark.subjects import passes_of
 from farm.benchmark.torch_device import capture_graph
 from farm.benchmark_process.client import BenchmarkProcess
+from farm.benchmark_process.requests import MeasureRequest
 from farm.devices.device import Card
 from farm.devices.host import discover
 from farm.errors import Unmeasurable
 from farm.operators.capture import capture
 from farm.settings import settings
 from farm.subjects.encoding import tensors_in
-from farm.types.protocol import Protocol, Stopping, Subject, Variant
+from farm.types.protocol import Protocol, Stopping
+from farm.types.subject import Subject
+from farm.types.variant import Variant
 
 pytestmark = [
     pytest.mark.gpu,
@@ -249,7 +252,7 @@ def test_a_benchmark_process_with_a_peer_measures_its_own_card_and_takes_slow_me
             assert (process.card.id, process.unhealthy) == (pair[0].id, "")
             for word in ("", "in0", "out0"):
                 reading = process.measure(
-                    subject, Protocol(placement=word), Stopping(0.1, 0.2, 0.4)
+                    MeasureRequest(subject, Protocol(placement=word), Stopping(0.1, 0.2, 0.4))
                 ).reading
                 assert reading.details.memory.slow_memory == (name if word else None)
                 times[name, word] = reading.time_median_us

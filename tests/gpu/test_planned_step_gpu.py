@@ -21,7 +21,8 @@ from farm.benchmark.call_context import Player
 from farm.benchmark.passes import numeric_flags
 from farm.models import catalog
 from farm.operators.captured import CapturedPass
-from farm.types.protocol import Protocol, Subject
+from farm.types.protocol import Protocol
+from farm.types.subject import Subject
 from tests.addons.memory.test_planned_step import Wiping, every_long_wait, gradients_of
 from tests.gpu import NEEDS_A_CARD
 

@@ -14,7 +14,7 @@ from farm.jobs import cards, leases, listing
 from farm.jobs.items import DeclineReason
 from farm.store import tables
 from farm.store.database import database_now
-from farm.types.protocol import Software
+from farm.types.software import Software
 from tests import planned
 from tests.farms import store_operators
 from tests.statements import meanwhile

@@ -147,7 +147,6 @@ def test_what_a_card_did_not_see_is_named_by_its_label(any_database):
     captures.store_observed(
         any_database,
         capture_id,
-        None,
         Verification(missing={operator.id: 1}, differences=tuple(told)),
         card_id="CPU-0",
     )
@@ -173,9 +172,7 @@ def test_what_a_card_says_of_a_prediction_is_asked_once_a_job_and_renewed_with_t
     first = plan_model(any_database, [card], ["Conv2d", "ReLU"])
     awaited, capture_id = asked(first)
     assert awaited
-    captures.store_observed(
-        any_database, capture_id, None, Verification(matches=True), card_id=card
-    )
+    captures.store_observed(any_database, capture_id, Verification(matches=True), card_id=card)
     assert asked(first) == (False, capture_id)
     with any_database.write() as session:  # before the clock was set back by an hour
         capture = session.get_one(tables.Capture, capture_id)

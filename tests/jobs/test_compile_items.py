@@ -16,8 +16,9 @@ from farm.operators.captured import CapturedCall
 from farm.report import report
 from farm.store import captures, content, tables
 from farm.store.database import Database
-from farm.types.protocol import Protocol, Variant
+from farm.types.protocol import Protocol
 from farm.types.request import Request
+from farm.types.variant import Variant
 from tests.farms import store_operators
 from tests.planned import claim, complete, items_of, plan_model, register
 

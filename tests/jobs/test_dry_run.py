@@ -10,8 +10,9 @@ from farm.jobs.create import open_job
 from farm.jobs.dry_run import START_S, dry_running
 from farm.requests.resolved import ResolvedRequest
 from farm.store import tables
-from farm.types.protocol import Protocol, Variant
+from farm.types.protocol import Protocol
 from farm.types.request import Request, Sweep
+from farm.types.variant import Variant
 from tests.planned import claim, complete, items_of, register
 
 MODEL = Request(

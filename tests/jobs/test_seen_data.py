@@ -9,8 +9,9 @@ from farm.operators.captured import CapturedCall
 from farm.store import captures, content, tables
 from farm.store.captures import classes, store_values, stored_values
 from farm.store.database import Database
-from farm.types.protocol import Protocol, Variant
+from farm.types.protocol import Protocol
 from farm.types.request import Request
+from farm.types.variant import Variant
 from farm.verdict.job_results import JobResults
 from tests.farms import store_operators
 from tests.planned import claim, complete, items_of, register
@@ -66,7 +67,7 @@ def test_each_class_is_an_item_under_its_own_protocol_and_the_whole_runs_on_norm
     assert len({item.subject_id for item in tuples}) == 1
     (whole,) = items_of(database, job_id, "whole")
     assert whole.protocol_id == SEEN.with_data("normal").id
-    assert {claim(database, item).protocol.data for item in tuples} == {"normal", "zeros-50+"}
+    assert {claim(database, item).work.protocol.data for item in tuples} == {"normal", "zeros-50+"}
 
 
 def test_the_parts_count_the_calls_of_each_class(database: Database) -> None:

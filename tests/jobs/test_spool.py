@@ -47,6 +47,17 @@ def test_a_kept_reading_is_fenced_out_when_another_took_the_item(any_database, h
     assert (len(spool), readings(any_database)) == (0, 0)
 
 
+def test_a_file_of_an_earlier_version_with_another_field_is_read(any_database, held, tmp_path):
+    spool = Spool(tmp_path / "spool")
+    path = spool.keep(held, READING, card_id="SIM-0", software_id=SOFTWARE.id)
+    kept = json.loads(path.read_text())
+    assert kept["claim"]["subject"]["id"] == held.work.subject.id
+    kept["claim"]["short_name"] = "Conv2d"
+    path.write_text(json.dumps(kept))
+    (closed,) = spool.flush(any_database, "SIM-0")
+    assert closed.accepted
+
+
 def test_it_stays_on_disk_while_the_database_is_away(any_database, held, tmp_path):
     spool = Spool(tmp_path / "spool")
     spool.keep(held, READING, card_id="SIM-0", software_id="s")

@@ -16,9 +16,10 @@ from farm.operators.captured import CapturedCall
 from farm.report import report
 from farm.store import captures, content, tables
 from farm.types.distribution import segments_of
-from farm.types.protocol import Protocol, Variant
+from farm.types.protocol import Protocol
 from farm.types.request import Request
 from farm.types.tuple import Cost, OperatorTuple, TensorSpec
+from farm.types.variant import Variant
 from farm.types.verification import Verification
 from farm.verdict.figures import NOT_SHOWN
 from tests.planned import claim, complete, items_of
@@ -83,7 +84,7 @@ def planned(any_database):
 
 
 def observed(*tuples):
-    """The capture of a card as its benchmark process sends it."""
+    """A verification with the capture of a card, as its benchmark process sends it."""
     calls = [
         {
             "index": index,
@@ -95,7 +96,9 @@ def observed(*tuples):
         for index, one in enumerate(tuples)
     ]
     costs = {one.id: {"flops": 1000, "bytes": 1000, "output_shapes": None} for one in tuples}
-    return {"tuples": {one.id: one.to_json() for one in tuples}, "costs": costs, "calls": calls}
+    specs = {one.id: one.to_json() for one in tuples}
+    capture = {"tuples": specs, "costs": costs, "calls": calls}
+    return Verification(matches=True, missing={}, unexpected={}, observed=capture)
 
 
 def measure(database, job_id):
@@ -109,14 +112,14 @@ def subjects(database, job_id, number):
 
 
 def test_they_are_items_of_the_next_round_and_the_others_of_the_first(any_database, planned):
-    job_id, found = planned(), Verification(matches=True, missing={}, unexpected={})
+    job_id = planned()
     assert subjects(any_database, job_id, 1) == [RELU.id]
     predicted, verify = captures.predicted_counts(any_database, planned.capture_id, job_id, CARD)
     assert (predicted, verify) == ({RELU.id: 1, PLAIN.id: 2}, True)
 
     skewed, even = routed(512, 0, 0, 0), routed(128, 128, 128, 128)
     shown = captures.store_observed(
-        any_database, planned.capture_id, observed(RELU, skewed, even), found, card_id=CARD
+        any_database, planned.capture_id, observed(RELU, skewed, even), card_id=CARD
     )
     measure(any_database, job_id)
     assert close_round(any_database, job_id, 1).closing is Closing.NEXT
@@ -161,22 +164,21 @@ def test_a_whole_model_runs_again_as_long_as_no_card_has_shown_them(any_database
 
 
 def test_a_card_that_shows_other_values_than_the_measured_ones_says_so(any_database, planned):
-    found = Verification(matches=True, missing={}, unexpected={})
     first, second = routed(512, 0, 0, 0), routed(256, 256, 0, 0)
     shown = captures.store_observed(
-        any_database, planned.capture_id, observed(RELU, first, first), found, card_id=CARD
+        any_database, planned.capture_id, observed(RELU, first, first), card_id=CARD
     )
-    captures.store_observed(any_database, shown, observed(RELU, first, first), found, card_id=CARD)
+    captures.store_observed(any_database, shown, observed(RELU, first, first), card_id=CARD)
     with any_database.read() as session:
-        assert session.get_one(tables.Capture, shown).verification["matches"] is True
+        stored = session.get_one(tables.Capture, shown).verification
+    assert stored["matches"] is True
+    assert "observed" not in stored, "it is stored as a capture"
     assert (
-        captures.store_observed(
-            any_database, shown, observed(RELU, first, second), found, card_id=CARD
-        )
+        captures.store_observed(any_database, shown, observed(RELU, first, second), card_id=CARD)
         == shown
     )
     with any_database.read() as session:
         kept = Verification.from_json(session.get_one(tables.Capture, shown).verification)
     assert not kept.matches
     (difference,) = kept.differences
-    assert "values that decide the work of some calls" in difference
+    assert "values that decide the work" in difference

@@ -9,8 +9,8 @@ import pytest
 
 from farm.errors import UnknownModel, UnsupportedModel, UsageError
 from farm.models import catalog, torchvision
-from farm.types.protocol import Variant
 from farm.types.request import Request
+from farm.types.variant import Variant
 
 
 def test_the_written_list_is_torchvisions():

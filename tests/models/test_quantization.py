@@ -14,10 +14,10 @@ from farm.requests.memory import memory_of
 from farm.settings import settings
 from farm.subjects.registry import kind_of
 from farm.training.extract import extract
-from farm.types.protocol import Variant
 from farm.types.replacement import replaced
 from farm.types.tensor_kinds import bytes_of, has_composites
 from farm.types.tuple import OperatorTuple, TensorSpec
+from farm.types.variant import Variant
 
 FEATURES, HIDDEN, BATCH = 256, 512, 32
 

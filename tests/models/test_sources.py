@@ -17,7 +17,7 @@ from farm.models.entry import ModelEntry
 from farm.models.resolved import shape_of
 from farm.models.source import Source, install_line, is_installed
 from farm.settings import settings, user_models
-from farm.types.protocol import Variant
+from farm.types.variant import Variant
 
 SMALL = {
     "torchvision": "squeezenet1_1",

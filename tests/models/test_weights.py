@@ -14,8 +14,8 @@ from farm.errors import SettingsError, UsageError
 from farm.models import catalog
 from farm.settings import environment_of_children, settings, user_models
 from farm.training.version import versioned
-from farm.types.protocol import Variant
 from farm.types.request import Request
+from farm.types.variant import Variant
 
 MODELS = """
 import torch

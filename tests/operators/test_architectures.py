@@ -12,7 +12,7 @@ import pytest
 from farm.models import catalog
 from farm.operators.cost import model_flops
 from farm.training.extract import extract
-from farm.types.protocol import Variant
+from farm.types.variant import Variant
 from tests import slow
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results" / "architectures.jsonl"

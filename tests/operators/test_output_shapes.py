@@ -11,8 +11,8 @@ from farm.operators.cost import cost
 from farm.subjects.parsing import parse
 from farm.training.extract import extract
 from farm.types.matrix_products import Products, matrix_product
-from farm.types.protocol import Variant
 from farm.types.tuple import dtype_of_call, shapes_passed
+from farm.types.variant import Variant
 from tests import slow
 
 

@@ -211,7 +211,7 @@ def test_a_model_without_a_tuple_that_can_be_measured_is_refused():
         def forward(self, values):
             return with_math_attention(self, values)
 
-    with pytest.raises(CaptureError, match="No operator of Attention can be measured alone"):
+    with pytest.raises(CaptureError, match="No operator of Attention"):
         farm.capture_model(Attention().eval(), VALUES)
 
 

@@ -13,10 +13,11 @@ from typing import Any
 
 from farm.store import content, tables
 from farm.store.database import Database
-from farm.types.protocol import Protocol, Variant
+from farm.types.protocol import Protocol
 from farm.types.reading import METHOD
 from farm.types.request import Request
 from farm.types.tuple import Cost, OperatorTuple, TensorSpec
+from farm.types.variant import Variant
 from farm.verdict.job_results import JobResults
 from tests.report.filled import SOFTWARE
 from tests.report.rows import reading

@@ -10,8 +10,10 @@ from typing import Any
 from farm.store import captures, content, tables
 from farm.store.database import Database
 from farm.training.extract import Extraction
-from farm.types.protocol import Protocol, Software, Variant
+from farm.types.protocol import Protocol
 from farm.types.reading import METHOD, Trace
+from farm.types.software import Software
+from farm.types.variant import Variant
 from farm.types.verification import Verification
 from tests.extracted import extract
 

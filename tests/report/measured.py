@@ -9,9 +9,9 @@ from typing import Any
 
 from farm.store import captures, tables
 from farm.store.database import Database
-from farm.types.protocol import Variant
 from farm.types.request import Request
 from farm.types.roofline import roofline_of
+from farm.types.variant import Variant
 from farm.verdict.job_results import JobResults
 from tests.extracted import extract
 from tests.report import rows

@@ -5,11 +5,14 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
+from sqlmodel import select
+
 from farm.store import tables
 from farm.store.database import Database
-from farm.types.protocol import Protocol, Variant
+from farm.types.protocol import Protocol
 from farm.types.reading import METHOD
 from farm.types.request import Request, Sweep
+from farm.types.variant import Variant
 
 CARD, OTHER_CARD = (
     "GPU-aaaa0000-1111-2222-3333-444455556666",
@@ -63,10 +66,9 @@ def reading(
         "sm_clock_mhz": 1980.0,
         "cost_s": {"rebuild": 0.1, "window": 0.5},
         "details": {"method": METHOD},
+        "id": uuid.uuid4().hex,
     }
-    row = tables.ReadingRow(
-        id=uuid.uuid4().hex, subject_id=subject, card_id=card, time_us=time_us, **values | more
-    )
+    row = tables.ReadingRow(subject_id=subject, card_id=card, time_us=time_us, **values | more)
     session.add(row)
     session.flush()
     return row.id
@@ -232,3 +234,14 @@ def sweep_job(database: Database, energy: bool = True) -> str:
             done = reading(session, subject, channels / 4, channels / 8 if energy else None)
             item(session, "sweep1", "tuple", subject, reading_id=done)
     return "sweep1"
+
+
+def cancel_early(database: Database, job_id: str) -> None:
+    """A job was cancelled when its whole model and one of its tuples had been measured."""
+    with database.write() as session:
+        session.get_one(tables.Job, job_id).state = "cancelled"
+        for verdict in session.exec(select(tables.VerdictRow).filter_by(job_id=job_id)).all():
+            session.delete(verdict)
+        tuples = select(tables.Item).filter_by(job_id=job_id, role="tuple")
+        for left in session.exec(tuples).all()[1:]:
+            left.state, left.reading_id = "cancelled", None

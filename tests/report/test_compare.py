@@ -19,7 +19,8 @@ from farm.settings import settings
 from farm.store import tables
 from farm.store.query import _SHORT, KNOWN, parse
 from farm.types.figure import Figure
-from farm.types.protocol import Protocol, Variant
+from farm.types.protocol import Protocol
+from farm.types.variant import Variant
 from farm.verdict.cost_line import Change
 from tests.cli.conftest import farm  # noqa: F401
 from tests.report import filled, rows
@@ -84,6 +85,28 @@ def test_jobs_are_compared_as_their_reports_have_them(database):
         assert f"{side}: 3 of 5 tuples" in found.total.covers
     assert 0 < total.a.coverage < 1
     assert found.total.a.coverage == pytest.approx(total.a.coverage)  # both by the estimated time
+
+
+def test_sums_of_different_parts_have_no_change_and_are_not_judged(database, farm, monkeypatch):
+    monkeypatch.setenv("FARM_DATABASE_URL", str(database))
+    settings.cache_clear()
+    measured(database)
+    measured(database, Variant("resnet18", 16, 224), "job2")
+    arguments = ("compare", "job1", "job2", "--fail-above", "5%")
+    assert "incomplete" not in farm(*arguments).stdout
+    rows.cancel_early(database, "job2")
+    (total,) = compared(database, "job1", "job2").sums
+    assert total.incomplete
+    change = total.time.change
+    assert total.to_json()["time_change"] == change.value, "programs get every figure"
+    said = farm(*arguments)
+    assert "incomplete" in said.stdout
+    assert f"{change.value * 100:+.1f}" not in said.stdout
+    assert "Not judged, because one side lacks readings" in said.stderr
+    judged = json.loads(farm(*arguments, "--json").stdout)["gate"]
+    assert "sum of the tuples" in judged["incomplete"]
+    assert not [row for row in judged["rows"] if row["level"] == "sum"]
+    assert "Not judged" in farm(*arguments, "--format", "markdown").stdout
 
 
 def test_what_cannot_be_compared_says_why(database):

@@ -29,7 +29,7 @@ from farm.report.gate import (
 from farm.settings import settings
 from farm.store import tables
 from farm.types.figure import Figure
-from farm.types.protocol import Variant
+from farm.types.variant import Variant
 from tests.cli.conftest import farm  # noqa: F401
 from tests.report import filled
 from tests.report.measured import measured

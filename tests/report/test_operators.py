@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from farm.report.operators import operators
-from farm.types.protocol import Variant
 from farm.types.tuple import NeededTuple
+from farm.types.variant import Variant
 
 
 def needed(operator_id: str, mismatch: str) -> NeededTuple:

@@ -4,8 +4,8 @@ import pytest
 
 from farm.errors import UsageError
 from farm.requests.partial_request import PartialRequest, complete, operator_names
-from farm.types.protocol import Variant
 from farm.types.request import Request, Sweep
+from farm.types.variant import Variant
 
 
 def test_a_gpu_gets_a_large_batch_in_graphs_and_a_cpu_a_small_one_eagerly():

@@ -26,9 +26,11 @@ from farm.store.content import find_tokens
 from farm.store.database import Database
 from farm.subjects.label import label_of
 from farm.subjects.parsing import parse
-from farm.types.protocol import Protocol, Software, Variant
+from farm.types.protocol import Protocol
 from farm.types.request import Request, Sweep
+from farm.types.software import Software
 from farm.types.tokens import Tokens
+from farm.types.variant import Variant
 
 GOLDEN = Path(__file__).parent / "golden"
 IDS = json.loads((GOLDEN / "ids.json").read_text())

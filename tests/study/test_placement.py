@@ -6,7 +6,9 @@ from benchmarks.studies import in_situ
 from benchmarks.studies.conditions import placement
 from benchmarks.studies.laboratory import StudyOptions
 from farm.errors import FarmError
-from farm.types.protocol import Protocol, Subject, Variant
+from farm.types.protocol import Protocol
+from farm.types.subject import Subject
+from farm.types.variant import Variant
 from tests.addons.memory.test_in_situ import CPU, Fake
 
 VARIANT = Variant("squeezenet1_1", 1, 32)

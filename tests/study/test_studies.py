@@ -19,7 +19,9 @@ from farm.settings import settings
 from farm.store import tables
 from farm.store.database import Database
 from farm.store.reuse import satisfies
-from farm.types.protocol import Stopping, Subject, Variant
+from farm.types.protocol import Stopping
+from farm.types.subject import Subject
+from farm.types.variant import Variant
 from tests import slow
 
 pytestmark = slow.MEASURED

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from sqlmodel import select
 
@@ -16,8 +18,9 @@ from farm.requests.resolved import ResolvedRequest
 from farm.settings import settings
 from farm.store.job_ids import find_job
 from farm.store.tables import VerdictRow
-from farm.types.protocol import Protocol, Software
+from farm.types.protocol import Protocol
 from farm.types.request import Request, Sweep
+from farm.types.software import Software
 from tasks.embedded import EmbeddedFarm
 from tasks.submissions import submit
 from tests import slow
@@ -61,12 +64,8 @@ def test_what_the_database_knows_is_answered_without_a_worker(embedded, any_data
     assert not embedded.registered()
     measured(any_database, installed())
     assert embedded.registered()
-    made = submit(
-        any_database,
-        ResolvedRequest.of(REQUEST, [HERE.id]),
-        wait_for_workers=embedded.wait_ready,
-        is_registered=True,
-    )
+    known = replace(ResolvedRequest.of(REQUEST, [HERE.id]), done_by="an earlier job")
+    made = submit(any_database, known, farm=embedded)
     assert (made.new, made.reused) == (0, 1)
     with any_database.read() as session:
         assert find_job(session, made.job_id).state == "done"

@@ -17,7 +17,9 @@ from farm.models import catalog
 from farm.operators.compiled import CompiledPass
 from farm.settings import settings
 from farm.training import fake_compilation
-from farm.types.protocol import Protocol, Subject, Variant
+from farm.types.protocol import Protocol
+from farm.types.subject import Subject
+from farm.types.variant import Variant
 from tests import slow
 from tests.operators.compiled_models import needs_compiler
 

@@ -20,8 +20,9 @@ from farm.training.observed_values import (
     observe_values,
     watch_values,
 )
-from farm.types.protocol import Protocol, Variant
+from farm.types.protocol import Protocol
 from farm.types.value_profiles import class_of
+from farm.types.variant import Variant
 from tests.benchmark.operators import linear
 
 
@@ -283,5 +284,5 @@ def test_why_activations_have_no_values_is_logged(
     finally:
         settings.cache_clear()
     assert seen[0] is None
-    assert "its run with batch 2 on the CPU failed" in caplog.text
+    assert "with batch 2 on the CPU failed" in caplog.text
     assert "a batch of 2" in caplog.text

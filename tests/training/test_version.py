@@ -13,6 +13,7 @@ import pytest
 
 import farm
 from farm.benchmark_process.client import BenchmarkProcess
+from farm.benchmark_process.requests import MeasureRequest
 from farm.devices.cpu import cpu_card
 from farm.errors import Unmeasurable
 from farm.models import catalog
@@ -21,8 +22,10 @@ from farm.requests.partial_request import PartialRequest, complete
 from farm.settings import settings
 from farm.store.query import parse
 from farm.training.version import versioned
-from farm.types.protocol import Protocol, Stopping, Subject, Variant
+from farm.types.protocol import Protocol, Stopping
 from farm.types.request import Request
+from farm.types.subject import Subject
+from farm.types.variant import Variant
 
 SHORT = Stopping(
     warm_up_s=0.0, minimum_s=0.0, maximum_s=0.1, time_half_width=1.0, energy_half_width=1.0
@@ -152,18 +155,23 @@ def test_a_benchmark_process_refuses_another_version_and_measures_the_edited_fil
 
     with BenchmarkProcess(cpu_card(settings()).id) as process:
         assert (
-            process.measure(subject(variant), EAGER, SHORT, predicted={}).reading.time_us.value > 0
+            process.measure(
+                MeasureRequest(subject(variant), EAGER, SHORT, predicted={}), verify=True
+            ).reading.time_us.value
+            > 0
         )
         edit(folder, "LAYERS = 1", "LAYERS = 8")
         with pytest.raises(
             Unmeasurable,
             match=f"have version .* submitted with version {variant.version}",
         ) as no:
-            process.measure(subject(variant), EAGER, SHORT, predicted={})
+            process.measure(
+                MeasureRequest(subject(variant), EAGER, SHORT, predicted={}), verify=True
+            )
         assert (no.value.reason, "submit again" in no.value.next_step) == ("rejected", True)
         assert (
             process.measure(
-                subject(versioned(variant)), EAGER, SHORT, predicted={}
-            ).verified.verification.matches
+                MeasureRequest(subject(versioned(variant)), EAGER, SHORT, predicted={}), verify=True
+            ).verification.matches
             is not None
         )

@@ -63,6 +63,7 @@ def test_no_two_sheets_have_a_name_in_common_and_each_finds_itself():
     for name, sheet in data_sheets().items():
         assert {sheet_name_of(listed) for listed in (name, *sheet.names)} == {name}
         assert sheet.source
+        assert sheet.checked
 
 
 def test_the_figures_of_a_sheet_are_those_of_a_gpu():
@@ -71,3 +72,23 @@ def test_the_figures_of_a_sheet_are_those_of_a_gpu():
         assert 1e11 < sheet.bytes_per_s < 1e13
         assert 2**22 <= sheet.l2_bytes <= 2**28
         assert 50 <= sheet.power_limit_w <= 1500
+
+
+@pytest.mark.parametrize(
+    ("name", "reported_bytes"),
+    [
+        ("A10", 23_609_475_072),
+        ("A40", 47_608_692_736),
+        ("L4", 23_570_219_008),
+        ("L40S", 47_803_596_800),
+        ("T4", 15_095 << 20),
+        ("A100 80GB", 85_100_068_864),
+        ("H100 NVL", 99_861_594_112),
+        ("RTX 4090", 25_386_352_640),
+        ("B200", 191_514_411_008),
+        ("MI300X", 205_822_885_888),
+    ],
+)
+def test_no_sheet_has_more_memory_than_drivers_report(name, reported_bytes):
+    memory_bytes = data_sheets()[name].memory_bytes
+    assert 0.9 * reported_bytes < memory_bytes <= reported_bytes

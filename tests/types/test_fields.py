@@ -11,8 +11,9 @@ from farm.requests.partial_request import GIVEN, VARIANT, PartialRequest, TextFi
 from farm.store.data_columns import VARIANT as VARIANT_COLUMNS
 from farm.store.tables import ModelVariant
 from farm.types.fields import ContentAddressed, declared, fields_of, names_of, original, texts
-from farm.types.protocol import Protocol, Stopping, Variant
+from farm.types.protocol import Protocol, Stopping
 from farm.types.request import Request
+from farm.types.variant import Variant
 
 
 @dataclass(frozen=True)

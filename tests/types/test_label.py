@@ -6,8 +6,8 @@ from farm.report.operators import operators
 from farm.subjects.label import LENGTH, label_of
 from farm.training.extract import extract
 from farm.types.format import told_apart
-from farm.types.protocol import Variant
 from farm.types.tuple import OperatorTuple, TensorSpec
+from farm.types.variant import Variant
 from tests.types.test_tuple import addition, convolution
 
 IMAGE = TensorSpec("activation", "", (14, 14), "float32")

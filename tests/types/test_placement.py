@@ -3,8 +3,10 @@
 import pytest
 
 from farm.errors import UsageError
-from farm.types.protocol import MANY, Placement, Protocol, Variant, configurations
+from farm.types.placement import MANY, Placement, configurations
+from farm.types.protocol import Protocol
 from farm.types.request import Request, Sweep
+from farm.types.variant import Variant
 
 
 @pytest.mark.parametrize("word", ["", "in0", "out0", "in0+out0", "in1-3+out0", "in0+in2+out1-2"])

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from farm.errors import Unreadable
-from farm.types.protocol import Protocol, Stopping, Variant
+from farm.types.protocol import Protocol, Stopping
 from farm.types.request import Request, Sweep
+from farm.types.variant import Variant
 
 SWEEP = Sweep(
     "Conv2d",

@@ -25,7 +25,7 @@ def test_a_scheme_leaves_the_compiler_as_it_is() -> None:
 
     model = nn.Sequential(nn.Linear(32, 32))
     with restored() as changed:
-        quantization.quantize_(model, SCHEMES["int8-weights"].make(quantization))
+        quantization.quantize_(model, SCHEMES["int8-weights"].configuration(quantization))
     assert not changed
     for scheme in SCHEMES.values():
-        assert not scheme.make(quantization).set_inductor_config
+        assert not scheme.configuration(quantization).set_inductor_config

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from farm.types.protocol import Variant
 from farm.types.roofline import Roofline
 from farm.types.tuple import NeededTuple
+from farm.types.variant import Variant
 from farm.verdict.token_floor import has_floor, implementation_of, token_floor
 
 PEAKS = Roofline(flops_per_s=1e14, bytes_per_s=1e12, launch_floor_us=2.0)

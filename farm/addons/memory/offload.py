@@ -40,7 +40,8 @@ from farm.operators.rebuild import Rebuilt, new_storages
 from farm.subjects.allow_list import registered
 from farm.subjects.encoding import storage_key, tensors_in
 from farm.types.details import Details, MemoryUse
-from farm.types.protocol import Placement, Protocol
+from farm.types.placement import Placement
+from farm.types.protocol import Protocol
 
 # runs an operator that writes its results to these tensors
 Write = Callable[[Sequence[torch.Tensor]], object]

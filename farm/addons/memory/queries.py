@@ -20,7 +20,7 @@ from farm.training.captured_model import no_model, positional
 from farm.training.version import versioned
 from farm.types.card_file import card_of_file
 from farm.types.data_sheets import data_sheet
-from farm.types.protocol import Variant
+from farm.types.variant import Variant
 
 if TYPE_CHECKING:
     import torch

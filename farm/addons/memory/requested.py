@@ -19,7 +19,7 @@ from farm.exchange.first_answer import first_answer
 from farm.jobs.cards import chosen_own_cards
 from farm.store.database import open_database
 from farm.training.version import versioned
-from farm.types.protocol import Variant
+from farm.types.variant import Variant
 
 if TYPE_CHECKING:
     from farm.addons.memory.transfers import Wire

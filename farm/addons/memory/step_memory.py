@@ -28,12 +28,14 @@ from farm.training.tensor_lifetime import Life, PeriodInterval, allocated_peak_b
 from farm.types.card_kind import OfCardKind
 from farm.types.data_sheets import data_sheets, sheet_name_of
 from farm.types.details import Details
+from farm.types.fields import LARGEST_NUMBER
 from farm.types.fingerprint import median_fingerprint
 from farm.types.format import count_of, percent
-from farm.types.protocol import LARGEST_NUMBER, Protocol, Variant
+from farm.types.protocol import Protocol
 from farm.types.request import Request
 from farm.types.roofline import roofline_of
 from farm.types.tuple import OperatorTuple
+from farm.types.variant import Variant
 from farm.verdict.corrections import cost_in_model
 from farm.verdict.model_readings import select_for_model
 

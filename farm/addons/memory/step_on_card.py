@@ -17,7 +17,9 @@ from farm.devices.device import Card
 from farm.errors import UsageError
 from farm.jobs.own_card import hold_card
 from farm.operators.captured import CapturedPass
-from farm.types.protocol import Protocol, Subject, Variant
+from farm.types.protocol import Protocol
+from farm.types.subject import Subject
+from farm.types.variant import Variant
 
 if TYPE_CHECKING:
     from farm.models.resolved import ResolvedModel

@@ -21,7 +21,7 @@ from farm.addons.predict.generated_kernels import KERNEL, LearnedKernels, kernel
 from farm.addons.predict.stored_predictor import StoredPredictor
 from farm.exchange.packaged import packaged_database
 from farm.store.columns import OPERATOR, READING
-from farm.types.protocol import Variant
+from farm.types.variant import Variant
 
 if TYPE_CHECKING:
     from farm.training.extract import Extraction
@@ -68,7 +68,7 @@ def _card_models(session: Session) -> list[str]:
         .where(READING.subject_id == OPERATOR.id, OPERATOR.kind == KERNEL)
         .where(READING.simulated.is_(False))
         .group_by(READING.card_model)
-        .order_by(number.desc())
+        .order_by(number.desc(), READING.card_model)
     )
     return list(session.scalars(query))
 

@@ -44,7 +44,9 @@ from farm.subjects.registry import unpredictable_kinds
 from farm.types.details import Details
 from farm.types.fields import Record, adapter, cost_from_json, figure_json
 from farm.types.figure import Figure, PassCost, figure_of
-from farm.types.protocol import Protocol, Software, Variant
+from farm.types.protocol import Protocol
+from farm.types.software import Software
+from farm.types.variant import Variant
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,6 @@ class TrainingRow:
     reading_id: str
     call: CallDescription
     cost: PassCost
-    power_w: float | None  # energy / time
     neighbours_us: float  # added by other operators if the call is part of a model
     fetching_us: float  # part of the time: loading weights that a small model finds in the cache
     flags: tuple[str, ...]
@@ -120,7 +121,7 @@ class Dataset:
                 **dataclasses.asdict(row.call),
                 "reading_id": row.reading_id,
                 **figure_json("time", "us", row.cost.time_us),
-                "power_w": row.power_w,
+                "power_w": row.cost.mean_power_w,
                 **figure_json("energy", "mj", row.cost.energy_mj),
                 "neighbours_us": row.neighbours_us,
                 "fetching_us": row.fetching_us,
@@ -244,13 +245,12 @@ def _training_row(
         # tensors in the cache.
         looped_us = (details.burst.time_us.value if details.burst else None) or row.time_us
         fetching_us = max(-0.3 * row.time_us, min(0.9 * row.time_us, looped_us - context.alone_us))
+    # Only the time of a rough reading is precise enough to learn from.
     energy_mj = None if rough else figure_of(row.energy_mj, row.energy_half_width_mj)
     return TrainingRow(
         reading_id=row.id,
         call=_described(card, operator, data, tf32=tf32),
         cost=PassCost(Figure(row.time_us, row.time_half_width_us), energy_mj),
-        # Only the time of a rough reading is precise enough to learn from.
-        power_w=row.energy_mj / row.time_us * 1e3 if row.energy_mj and not rough else None,
         # A negative effect larger than this is noise of operators that take a microsecond.
         neighbours_us=max(context.effect_us.value, -0.5 * row.time_us) if context else 0.0,
         fetching_us=fetching_us,

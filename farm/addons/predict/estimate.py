@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from farm.addons.predict.floor import IdlePower, idle_energy_mj
 from farm.addons.predict.stored_predictor import CallPrediction, PredictedCost, PredictedValue
 from farm.errors import FarmError, UsageError
 from farm.requests.memory import MemoryNeed, pass_memory
@@ -18,8 +19,10 @@ from farm.requests.partial_request import title_of
 from farm.types.fields import figure_json
 from farm.types.figure import Figure, PassCost, value_of
 from farm.types.format import ENERGY, TIME, quantity
-from farm.types.protocol import Protocol, Software, Variant
+from farm.types.protocol import Protocol
+from farm.types.software import Software
 from farm.types.tuple import NeededTuple
+from farm.types.variant import Variant
 from farm.verdict.expectation import Quantity, expected_whole
 from farm.verdict.figures import PerToken
 from farm.verdict.token_floor import TokenFloor, implementation_of
@@ -41,6 +44,7 @@ _OTHER_JSON = frozenset(
         "gain",
         "largest_call_bytes",
         "least_us",
+        "idle_power",
     )
 )
 # card time to measure a tuple if the database has no reading: the median on an H200
@@ -96,26 +100,25 @@ class CompileGain:
     Attributes:
         roofline_us: of all kernels of the compiled model. Kernels whose bytes are in the card's
             cache may be faster.
-        eager_time: of the model without --compile, in µs; None: not estimated.
-        eager_energy: in mJ; None: unknown.
+        eager: one pass of the model without --compile; None: not estimated.
         eager_is_measured: whether a card has measured the whole model without --compile.
     """
 
     roofline_us: float
-    eager_time: PredictedValue | None = None
-    eager_energy: PredictedValue | None = None
+    eager: PredictedCost | None = None
     eager_is_measured: bool = False
 
     def over(self, eager: Estimate) -> CompileGain:
         """The same, with the estimate of the model without --compile."""
-        return CompileGain(self.roofline_us, eager.time, eager.energy, eager.whole is not None)
+        cost = PredictedCost(eager.time, eager.energy)
+        return CompileGain(self.roofline_us, cost, eager.whole is not None)
 
     def faster(self, compiled: PredictedValue) -> PredictedValue | None:
         """The time without --compile over the time with it. Its interval is too wide, because the
         errors of both times have common causes."""
-        eager = self.eager_time
-        if eager is None:
+        if self.eager is None:
             return None
+        eager = self.eager.time_us
         factor = eager.value / compiled.value
         if eager.low is None or eager.high is None or not compiled.low or not compiled.high:
             return PredictedValue(factor)
@@ -123,9 +126,11 @@ class CompileGain:
 
     def to_json(self, compiled: PredictedValue) -> dict[str, Any]:
         """Plain JSON with units in the key names."""
+        eager = self.eager
+        time_us, energy_mj = (eager.time_us, eager.energy_mj) if eager else (None, None)
         return {
-            **interval_json("eager_time", "us", self.eager_time),
-            **interval_json("eager_energy", "mj", self.eager_energy),
+            **interval_json("eager_time", "us", time_us),
+            **interval_json("eager_energy", "mj", energy_mj),
             "eager_is_measured": self.eager_is_measured,
             "roofline_us": self.roofline_us,
             **interval_json("faster", "times", self.faster(compiled)),
@@ -183,6 +188,8 @@ class Estimate:
     gain: CompileGain | None = None
     # the least time of a sum with predictions by the data sheet of the card; 0: not known
     least_us: float = 0.0
+    # of all cards together: no predicted energy is below that of idle cards
+    idle_power: IdlePower = dataclasses.field(default_factory=IdlePower)
     # the age of the oldest reading, by the clock of the database; not in the JSON
     oldest_age_s: float | None = None
 
@@ -243,38 +250,40 @@ class Estimate:
         """Return `time` with an interval of `level`, which must not exceed `self.level`. No
         interval if incomplete.
         """
-        whole_us = self.whole.time_us if self.whole else None
-        total = interval_at(whole_us, level) or self.sum_at(level)[0]
-        return total if self.complete else PredictedValue(total.value)
+        cost = cost_at(self.whole, level) if self.whole else self.sum_at(level)
+        return cost.time_us if self.complete else PredictedValue(cost.time_us.value)
 
     def energy_at(self, level: float) -> PredictedValue | None:
         whole_mj = self.whole.energy_mj if self.whole else None
         has_total = self.total is not None and self.total.energy_mj is not None
         if self.whole and not whole_mj and self.missing and not has_total:
             return None
-        total = interval_at(whole_mj, level) or self.sum_at(level)[1]
-        return total if self.complete or total is None else PredictedValue(total.value)
+        cost = cost_at(self.whole, level) if self.whole and whole_mj else self.sum_at(level)
+        energy_mj = cost.energy_mj
+        if self.complete or energy_mj is None:
+            return energy_mj
+        return PredictedValue(energy_mj.value)
 
-    def sum_at(self, level: float) -> tuple[PredictedValue, PredictedValue | None]:
-        """Return the time (µs) and energy (mJ) of readings, predictions and effects of the ranks
-        together.
+    def sum_at(self, level: float) -> PredictedCost:
+        """Return the cost of readings, predictions and effects of the ranks together.
 
         The interval is one of the whole model: it includes what differs between two runs of a
         model."""
-        time = interval_at(self.readings.time_us, level)
-        energy = interval_at(self.readings.energy_mj, level)
+        cost = cost_at(self.readings, level)
         if self.missing and self.total:
-            time = self.total.time_us
-            energy = energy if time.low is None else self.total.energy_mj
+            has_interval = self.total.time_us.low is not None
+            energy_mj = self.total.energy_mj if has_interval else cost.energy_mj
+            cost = PredictedCost(self.total.time_us, energy_mj)
         if self.ranks:
-            time = sum_of([time, interval_at(self.ranks.time_us, level)])
-            energy = energy and sum_of([energy, interval_at(self.ranks.energy_mj, level)])
-        assert time is not None
+            cost = sum_of_costs([cost, cost_at(self.ranks, level)])
 
-        whole = _of_whole(time, "time", level)
+        time_us = _of_whole(cost.time_us, "time", level)
+        energy_mj = cost.energy_mj and _of_whole(cost.energy_mj, "energy", level)
         if self.missing and self.total:
-            whole = whole.at_least(self.least_us)
-        return whole, energy and _of_whole(energy, "energy", level)
+            time_us = time_us.at_least(self.least_us)
+            least_mj = idle_energy_mj(time_us, self.idle_power.power_w)
+            energy_mj = energy_mj and energy_mj.above(least_mj)
+        return PredictedCost(time_us, energy_mj)
 
     @property
     def shares(self) -> dict[str, float]:
@@ -387,10 +396,13 @@ class Estimate:
         }
 
 
-def interval_at(figure: Figure | None, level: float) -> PredictedValue | None:
-    """Convert a measured figure: its interval gets the level `LEVEL` or `PREDICTED_LEVEL`."""
-    if figure is None:
-        return None
+def cost_at(cost: PassCost, level: float) -> PredictedCost:
+    """Convert a measured cost: its intervals get the level `LEVEL` or `PREDICTED_LEVEL`."""
+    energy_mj = _interval_at(cost.energy_mj, level) if cost.energy_mj else None
+    return PredictedCost(_interval_at(cost.time_us, level), energy_mj)
+
+
+def _interval_at(figure: Figure, level: float) -> PredictedValue:
     half_width = figure.half_width * (1.0 if level == LEVEL else _NARROWER)
     return PredictedValue(figure.value, figure.value - half_width, figure.value + half_width)
 
@@ -439,6 +451,13 @@ def too_large_from(curve: Sequence[Estimate]) -> Estimate | None:
     """
     too_large = [estimate for estimate in curve if estimate.memory and not estimate.memory.fits]
     return min(too_large, key=lambda one: (one.variant.batch, one.variant.length), default=None)
+
+
+def sum_of_costs(costs: Sequence[PredictedCost]) -> PredictedCost:
+    """Add the times and the energies of costs. See `sum_of`."""
+    time_us = sum_of([cost.time_us for cost in costs])
+    assert time_us is not None, "each cost has a time"
+    return PredictedCost(time_us, sum_of([cost.energy_mj for cost in costs]))
 
 
 def sum_of(values: Sequence[PredictedValue | None]) -> PredictedValue | None:

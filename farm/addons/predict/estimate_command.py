@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from farm.addons.predict.estimate import Estimate
     from farm.addons.predict.query import EstimateQuery
     from farm.requests.partial_request import ResolvedVariant
-    from farm.types.protocol import Variant
+    from farm.types.variant import Variant
 
 
 @dataclass(frozen=True)

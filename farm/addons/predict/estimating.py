@@ -22,16 +22,21 @@ from farm.addons.predict.estimate import (
     SECONDS_A_TUPLE,
     Estimate,
     MissingTuple,
-    interval_at,
-    sum_of,
+    cost_at,
+    sum_of_costs,
 )
-from farm.addons.predict.floor import above_floor, sum_of_floors_us
+from farm.addons.predict.floor import (
+    IdlePower,
+    above_floor,
+    idle_energy_mj,
+    idle_power,
+    sum_of_floors_us,
+)
 from farm.addons.predict.rank_effects import added_time, rank_effects
 from farm.addons.predict.reading_sum import sum_of_readings
 from farm.addons.predict.routing import routing_note
 from farm.addons.predict.stored_predictor import (
     CallPrediction,
-    PredictedCost,
     PredictedValue,
     Predictor,
 )
@@ -39,7 +44,7 @@ from farm.errors import FarmError, NoReadings
 from farm.exchange.packaged import packaged_database
 from farm.requests.memory import MemoryNeed, memory_need
 from farm.requests.partial_request import default_data, title_of
-from farm.store.captures import known_tuples
+from farm.store.captures import kernels_unknown, stored_tuples
 from farm.store.card_models import card_bytes, peaks_of
 from farm.store.content import stored_software
 from farm.store.database import read_clock_s
@@ -48,10 +53,12 @@ from farm.types.collective import COLLECTIVES
 from farm.types.data_sheets import data_sheet, sheet_name_of
 from farm.types.figure import Figure, PassCost, figure_of
 from farm.types.format import TIME, percent, plural, quantity
-from farm.types.protocol import Protocol, Software, Variant
+from farm.types.protocol import Protocol
 from farm.types.request import Request
 from farm.types.roofline import Roofline
+from farm.types.software import Software
 from farm.types.tuple import NeededTuple
+from farm.types.variant import Variant
 from farm.verdict.model_readings import SelectedReadings, left_out, protocols_like, select_for_model
 from farm.verdict.token_floor import TokenFloor, has_floor, token_floor
 
@@ -103,7 +110,19 @@ def estimate(
         bound = "count with a lower bound (the roofline)"
         why = bound if predictor else f"have no reading, and {unfilled}"
         result = replace(result, incomplete_reason=_incomplete_reason(result, why))
+    result = replace(result, notes=(*result.notes, *_notes_on_energy(result)))
     return model.with_routing(result)
+
+
+def _notes_on_energy(result: Estimate) -> Iterator[str]:
+    """Say that the low end of the energy is that of an idle card, and where this power is from."""
+    energy, idle = result.energy, result.idle_power
+    least_mj = idle_energy_mj(result.time, idle.power_w).low
+    if least_mj is None or energy is None or energy.low is None or not idle.source:
+        return
+    if energy.low <= least_mj:
+        power = f"{idle.power_w:.0f} W, {idle.source}"
+        yield f"The low end of the energy is that of an idle card ({power}) in the shortest time."
 
 
 def _incomplete_reason(result: Estimate, why: str) -> str:
@@ -115,11 +134,13 @@ def _tuples_of(
     session: Session, variant: Variant, device_type: str, launch: str, card_model: str
 ) -> list[NeededTuple]:
     """The tuples of a stored capture, with the data classes of their calls; without one, the
-    extracted tuples. Raises `CaptureError` if the model cannot be extracted, and as
-    `known_tuples`."""
-    known = known_tuples(session, variant, device_type, launch, card_model)
-    if known:
-        return known
+    extracted tuples. Raises `CaptureError` if the model cannot be extracted, and `NoReadings` if no
+    card has listed its generated kernels."""
+    stored = stored_tuples(session, variant, device_type, launch, card_model)
+    if stored:
+        return stored
+    if variant.generates_kernels:
+        raise kernels_unknown(variant, title_of(variant), card_model)
     from farm.training.extract import extract
 
     return extract(variant, device_type=device_type).needed()
@@ -141,10 +162,7 @@ class _ModelOnCard:
     def weight(self) -> dict[str, float]:
         """Tuple id -> the estimated cost of all its calls. Unit: µs."""
         return {
-            needed.operator_id: self.roofline.estimate_us(
-                needed.flops, needed.bytes_moved, needed.short_name
-            )
-            * needed.all_calls
+            needed.operator_id: self.roofline.call_us(needed) * needed.all_calls
             for needed in self.needed
         }
 
@@ -309,27 +327,34 @@ class _ModelOnCard:
         unread = result.missing_by_id
         missing = [needed for needed in operators if needed.operator_id in unread]
         predicted = predictor.predict(missing, operators)
-        predicted = above_floor(predicted, missing, self.card_model, tf32=self.protocol.tf32)
+        idle = idle_power(self.session, self.card_model)
+        predicted = above_floor(
+            predicted,
+            missing,
+            self.card_model,
+            tf32=self.protocol.tf32,
+            idle_power_w=idle.power_w,
+        )
 
         cards = self.variant.cards
         calls = dict(of_collectives)
         for needed, call in zip(missing, predicted.calls, strict=True):
-            energy_mj = call.energy_mj and call.energy_mj.times(cards)
-            calls[needed.operator_id] = replace(call, energy_mj=energy_mj)
+            calls[needed.operator_id] = call.scaled(energy=cards)
 
-        nothing = PredictedValue(0.0, 0.0, 0.0)
-        energy = predicted.total.energy_mj if missing else nothing
-        times, energies = [predicted.total.time_us], [energy and energy.times(cards)]
+        of_operators = predicted.total.scaled(energy=cards)
+        if not missing:
+            of_operators = replace(of_operators, energy_mj=PredictedValue(0.0, 0.0, 0.0))
+        costs = [of_operators]
         for entry in result.missing:
-            if collective := of_collectives.get(entry.needed.operator_id):
-                of_call = collective.time_us
-                if predictor.software is None:  # a lower bound, as of the operators
-                    of_call = PredictedValue(of_call.low or 0.0)
-                number = entry.needed.all_calls
-                times.append(of_call.times(number))
-                energies.append(collective.energy_mj and collective.energy_mj.times(number))
-        time, energy = sum_of(times), sum_of(energies)
-        assert time is not None
+            collective = of_collectives.get(entry.needed.operator_id)
+            if collective is None:
+                continue
+            if predictor.software is None:  # a lower bound, as of the operators
+                least_us = PredictedValue(collective.time_us.low or 0.0)
+                collective = replace(collective, time_us=least_us)
+            number = entry.needed.all_calls
+            costs.append(collective.scaled(number, number))
+        predicted_cost = sum_of_costs(costs)
 
         notes = [*notes_of_collectives, *result.notes]
         if missing:
@@ -341,15 +366,13 @@ class _ModelOnCard:
                 f"{result.software.torch}."
             )
         readings_mj = result.readings.energy_mj if result.covered_tuples else Figure(0.0)
-        total_us = sum_of([interval_at(result.readings.time_us, PREDICTED_LEVEL), time])
-        assert total_us is not None
-        total_mj = sum_of([interval_at(readings_mj, PREDICTED_LEVEL), energy])
+        readings = cost_at(replace(result.readings, energy_mj=readings_mj), PREDICTED_LEVEL)
         transfer = predicted.transfer if missing else None
         return replace(
             result,
             predictor=predictor.name,
-            predicted=PredictedCost(time, energy),
-            total=PredictedCost(total_us, total_mj),
+            predicted=predicted_cost,
+            total=sum_of_costs([readings, predicted_cost]),
             narrowing=(
                 *(missing[position].operator_id for position in predicted.narrowing),
                 *of_collectives,
@@ -359,8 +382,10 @@ class _ModelOnCard:
                 for operator_id, entry in unread.items()
             ),
             transfer=transfer,
-            communication_us=result.communication_us + math.fsum(time.value for time in times[1:]),
+            communication_us=result.communication_us
+            + math.fsum(cost.time_us.value for cost in costs[1:]),
             least_us=sum_of_floors_us(self.card_model, operators, tf32=self.protocol.tf32),
+            idle_power=IdlePower(cards * idle.power_w, idle.source),
             notes=tuple(notes),
         )
 
@@ -385,10 +410,10 @@ class _ModelOnCard:
         }
         loops_us |= {id_: cost.time_us.value for id_, cost in result.measured.items()}
         added = added_time(ratios, self.needed, loops_us)
-        time, energy = result.sum_at(PREDICTED_LEVEL)
+        alone = result.sum_at(PREDICTED_LEVEL)
         added_energy = None
-        if energy:
-            added_mj = energy.value / time.value * added.value
+        if alone.energy_mj:
+            added_mj = alone.energy_mj.value / alone.time_us.value * added.value
             added_energy = Figure(added_mj, abs(added_mj))
         longer = "longer" if added.value >= 0 else "less"
         note = f"Calls take {quantity(abs(added.value), TIME)} {longer} in ranks than alone: "

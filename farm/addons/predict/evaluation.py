@@ -87,7 +87,7 @@ class HeldOutPredictions:
         """Errors of calls by time, power and energy."""
         costs = self.costs
         times_us = [row.cost.time_us.value for row in data.rows]
-        powers_w = [row.power_w for row in data.rows]
+        powers_w = [row.cost.mean_power_w for row in data.rows]
         energies_mj = [value_of(row.cost.energy_mj) for row in data.rows]
         return {
             "time": self._errors(costs.time_us, costs.time_spread, times_us),

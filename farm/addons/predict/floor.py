@@ -1,8 +1,8 @@
-"""The least time that a call can take on a card: no prediction and no end of an interval lies below
-it.
+"""The least time and energy that a call can take on a card: no prediction and no end of an
+interval lies below them. The least energy is that of an idle card in the same time.
 
-The floor is a true bound, unlike the roofline of an estimate (`farm.types.roofline`), which
-weighs calls:
+The floor of a time is a true bound, unlike the roofline of an estimate (`farm.types.roofline`),
+which weighs calls:
 
 - Weights are cold under residency `resident`, as in a running model: all their bytes come from
   memory. Of the other operands, only the bytes beyond the size of the card's last cache must.
@@ -12,21 +12,30 @@ weighs calls:
   bytes count.
 - An operator that gathers reads a part of its operands, so only its FLOPs count.
 
-A test compares the floor with all packaged readings: none of them is faster.
+A test compares the floors with all packaged readings: none is faster, or takes less energy.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from farm.addons.predict.stored_predictor import PredictedValue, Predictions
+import sqlalchemy
+from sqlmodel import Session
+
+from farm.addons.predict.stored_predictor import PredictedCost, PredictedValue, Predictions
+from farm.store.columns import CARD
 from farm.types.data_sheets import data_sheet, sheet_name_of
+from farm.types.fingerprint import median_fingerprint
+from farm.types.format import percent
 from farm.types.tuple import NeededTuple
 
 #: Operators whose FLOPs are no bound of their arithmetic.
 FEWER_MULTIPLICATIONS = ("conv", "Conv")
+#: Power of an idle card / its power limit, if it is not measured: 85 H100s and H200s of the package
+#: take 0.099 to 0.122.
+IDLE_SHARE = 0.09
 #: Operators that read or write a part of a large operand, chosen by indices.
 GATHERS = frozenset(
     {
@@ -112,30 +121,77 @@ def sum_of_floors_us(card_model: str, calls: Sequence[NeededTuple], *, tf32: boo
     return math.fsum(floor_us(card_model, call, tf32=tf32) * call.all_calls for call in calls)
 
 
+@dataclass(frozen=True)
+class IdlePower:
+    """The power of a card without work, in W.
+
+    Attributes:
+        power_w: 0: unknown.
+        source: where it comes from, in words.
+    """
+
+    power_w: float = 0.0
+    source: str = ""
+
+
+def idle_power(session: Session, card_model: str) -> IdlePower:
+    """Return the power of an idle card: the median of the cards of the model in a database, else a
+    share of the limit in the data sheet. It is unknown for a card without either.
+    """
+    query = sqlalchemy.select(CARD.fingerprint).where(CARD.model == card_model)
+    measured_w = median_fingerprint(session.scalars(query)).get("idle_power_w", 0.0)
+    if measured_w > 0:
+        return IdlePower(measured_w, "measured on this card model")
+    if not sheet_name_of(card_model):
+        return IdlePower()
+    limit_w = data_sheet("cuda", card_model).power_limit_w
+    return IdlePower(IDLE_SHARE * limit_w, f"{percent(IDLE_SHARE)} of the power limit")
+
+
 def above_floor(
-    predictions: Predictions, calls: Sequence[NeededTuple], card_model: str, *, tf32: bool = False
+    predictions: Predictions,
+    calls: Sequence[NeededTuple],
+    card_model: str,
+    *,
+    tf32: bool = False,
+    idle_power_w: float = 0.0,
 ) -> Predictions:
-    """Return predictions of which no time and no end of an interval is below the floor of its call.
+    """Return predictions of which no time, no energy and no end of an interval is below the floor
+    of its call.
 
     Args:
         predictions: of the calls, in the same order.
         calls: the tuples that were predicted.
         card_model: the whole name of a GPU's model.
         tf32: see `floor_us`.
+        idle_power_w: see `idle_power`; 0: unknown.
     """
-    floors_us = [floor_us(card_model, call, tf32=tf32) for call in calls]
-    bounded = [
-        replace(prediction, time_us=prediction.time_us.at_least(floor))
-        for prediction, floor in zip(predictions.calls, floors_us, strict=True)
-    ]
-    raised_us = sum(
-        (new.time_us.value - old.time_us.value) * call.all_calls
-        for new, old, call in zip(bounded, predictions.calls, calls, strict=True)
-    )
+    bounded = []
+    raised_us = raised_mj = 0.0
+    for prediction, call in zip(predictions.calls, calls, strict=True):
+        time_us = prediction.time_us.at_least(floor_us(card_model, call, tf32=tf32))
+        raised_us += (time_us.value - prediction.time_us.value) * call.all_calls
+        energy_mj = prediction.energy_mj
+        if energy_mj is not None:
+            before_mj = energy_mj.value
+            energy_mj = energy_mj.above(idle_energy_mj(time_us, idle_power_w))
+            raised_mj += (energy_mj.value - before_mj) * call.all_calls
+        bounded.append(replace(prediction, time_us=time_us, energy_mj=energy_mj))
+
+    total = predictions.total
     total_floor_us = sum_of_floors_us(card_model, calls, tf32=tf32)
-    total_us = _moved(predictions.total.time_us, raised_us).at_least(total_floor_us)
-    total = replace(predictions.total, time_us=total_us)
-    return replace(predictions, calls=tuple(bounded), total=total)
+    total_us = _moved(total.time_us, raised_us).at_least(total_floor_us)
+    total_mj = total.energy_mj
+    if total_mj is not None:
+        total_mj = _moved(total_mj, raised_mj).above(idle_energy_mj(total_us, idle_power_w))
+    return replace(
+        predictions, calls=tuple(bounded), total=PredictedCost(time_us=total_us, energy_mj=total_mj)
+    )
+
+
+def idle_energy_mj(time_us: PredictedValue, idle_power_w: float) -> PredictedValue:
+    """Return the energy of an idle card during a time, and during the ends of its interval."""
+    return time_us.times(idle_power_w * 1e-3)
 
 
 def _moved(value: PredictedValue, by: float) -> PredictedValue:

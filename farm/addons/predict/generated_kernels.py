@@ -31,6 +31,7 @@ from farm.store.columns import CALL, CAPTURE, OF_TUPLES, OPERATOR, VARIANT
 from farm.store.reuse import sound_readings
 from farm.subjects.label import fused_names
 from farm.types.details import Details
+from farm.types.figure import Figure, PassCost, figure_of
 
 #: The kind of the tuples of generated kernels.
 KERNEL = "kernel"
@@ -48,15 +49,12 @@ class KernelReading:
     """A measured kernel.
 
     Attributes:
-        time_us: of one call within its model.
-        power_w: None: not measured.
+        cost: of one call within its model.
         calls: family of models -> its calls in one pass of the models of the family.
     """
 
-    operator_id: str
     work: Work
-    time_us: float
-    power_w: float | None
+    cost: PassCost
     calls: Mapping[str, int]
 
 
@@ -119,7 +117,8 @@ def kernel_readings(session: Session, card_model: str) -> list[KernelReading]:
         sqlalchemy.select(CALL.operator_id, VARIANT.model, sqlalchemy.func.count())
         .where(CAPTURE.id == CALL.capture_id, VARIANT.id == CAPTURE.variant_id)
         .where(OPERATOR.id == CALL.operator_id, OPERATOR.kind == KERNEL)
-        .group_by(CALL.operator_id, CAPTURE.id)
+        .group_by(CALL.operator_id, CAPTURE.id, VARIANT.model)
+        .order_by(CAPTURE.id)  # the newest capture of a family counts
     )
     for operator_id, model, number in session.execute(counted):
         calls[operator_id][model_family(model)] = number
@@ -132,13 +131,13 @@ def kernel_readings(session: Session, card_model: str) -> list[KernelReading]:
     for operator_id, row in newest.items():
         operator, context = operators[operator_id], Details.from_json(row.details).context
         effect_us = max(context.effect_us.value, -0.5 * row.time_us) if context else 0.0
-        power_w = row.energy_mj / row.time_us * 1e3 if row.energy_mj else None
+        # Within its model it has the power of its loop.
+        time_us, energy_mj = row.time_us + effect_us, figure_of(row.energy_mj, None)
+        energy_mj = energy_mj and energy_mj.times(time_us / row.time_us)
         readings.append(
             KernelReading(
-                operator_id,
                 Work.of(operator.short_name, operator.bytes_moved, operator.spec),
-                row.time_us + effect_us,
-                power_w,
+                PassCost(Figure(time_us), energy_mj),
                 dict(calls[operator_id]),
             )
         )
@@ -205,13 +204,14 @@ class LearnedKernels:
         for reading in readings:
             # Each family has the same weight.
             weight = sum(1 / number_of[family] for family in reading.calls)
-            ratio = reading.time_us / reading.work.traffic_us(card)
+            time_us, power_w = reading.cost.time_us.value, reading.cost.mean_power_w
+            ratio = time_us / reading.work.traffic_us(card)
             for group in reading.work.groups:
                 ratios[group].append((ratio, weight))
                 families_of[group].update(reading.calls)
-            rate = reading.work.rate_share(card, reading.time_us)
-            if reading.power_w is not None and rate > 0:
-                above = (reading.power_w - card.base_power_w) / _power_range_w(card)
+            rate = reading.work.rate_share(card, time_us)
+            if power_w is not None and rate > 0:
+                above = (power_w - card.base_power_w) / _power_range_w(card)
                 powers[reading.work.cached_share(card)].append((above / rate, weight * rate))
         factors = {
             group: _median(values)
@@ -230,15 +230,16 @@ class LearnedKernels:
         energies: list[tuple[float, float]] = []
         for reading in readings:
             predicted_us = self.time_us(card, reading.work)
+            measured_us, energy = reading.cost.time_us.value, reading.cost.energy_mj
             number = reading.calls[family]
-            times.append((number * predicted_us, number * reading.time_us))
-            errors["time_error"].append(abs(math.log(predicted_us / reading.time_us)))
-            if reading.power_w is None or not self.knows_power:
+            times.append((number * predicted_us, number * measured_us))
+            errors["time_error"].append(abs(math.log(predicted_us / measured_us)))
+            if energy is None or not self.knows_power:
                 continue
-            energy = predicted_us * self.power_w(card, reading.work, predicted_us)
-            measured = reading.time_us * reading.power_w
-            energies.append((number * energy, number * measured))
-            errors["energy_error"].append(abs(math.log(energy / measured)))
+            predicted_w = self.power_w(card, reading.work, predicted_us)
+            predicted_mj = predicted_us * predicted_w * 1e-3
+            energies.append((number * predicted_mj, number * energy.value))
+            errors["energy_error"].append(abs(math.log(predicted_mj / energy.value)))
         for name, pairs in (("sum_time_error", times), ("sum_energy_error", energies)):
             if pairs:
                 predicted, measured = map(math.fsum, zip(*pairs, strict=True))

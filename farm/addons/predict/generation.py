@@ -23,9 +23,10 @@ from sqlmodel import Session, select
 from farm.addons.predict.estimate import Estimate, cost_json
 from farm.addons.predict.stored_predictor import PredictedCost, PredictedValue
 from farm.errors import FarmError, UsageError
+from farm.requests.partial_request import title_of
 from farm.store import tables
 from farm.store.content import stored_variant
-from farm.types.protocol import Variant
+from farm.types.variant import Variant
 
 MEASURED = 0.5  # if there is a predictor, stored decodes with less coverage are not used
 
@@ -103,8 +104,8 @@ def generation(
     `tokens` is 0, or without an estimate for the prefill or any decode."""
     if tokens < 1 or prompt.phase != "prefill":
         raise UsageError(
-            f"{prompt} cannot generate {tokens} tokens: the number must be at least 1, and the "
-            "model must decode.",
+            f"{title_of(prompt)} cannot generate {tokens} tokens: the number must be at least 1, "
+            "and the model must decode.",
             "Give for instance --generate 100, with a language model such as gpt2.",
         )
     prefill = estimate_of(prompt)

@@ -23,9 +23,9 @@ import yaml
 from farm.addons.predict.estimate import SECONDS_A_TUPLE, Estimate, MissingTuple
 from farm.errors import FarmError
 from farm.subjects.sweep import RECIPES
-from farm.types.protocol import Variant
 from farm.types.request import Sweep
 from farm.types.tuple import NeededTuple, plain, shapes_passed
+from farm.types.variant import Variant
 
 SIMILAR = 0.5  # the factor on a tuple that is similar to a chosen one
 LEAST_FAR = 0.01  # share of the uncertainty from which a tuple far from all readings comes first

@@ -177,7 +177,7 @@ class PredictorSpec:
         times_us = np.array([row.cost.time_us.value for row in data.rows])
         neighbours_us = np.array([row.neighbours_us for row in data.rows])
         fetching_us = np.array([row.fetching_us for row in data.rows])
-        powers_w = np.array([row.power_w for row in data.rows], dtype=float)
+        powers_w = np.array([row.cost.mean_power_w for row in data.rows], dtype=float)
 
         power = fallback_power = None
         with_power = np.flatnonzero(np.isfinite(powers_w))

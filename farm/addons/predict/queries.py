@@ -28,8 +28,8 @@ from farm.training.captured_model import (
 )
 from farm.training.version import versioned
 from farm.types.card_file import card_of_file
-from farm.types.protocol import Variant
 from farm.types.tuple import OperatorTuple
+from farm.types.variant import Variant
 
 
 def estimate(

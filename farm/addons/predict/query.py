@@ -46,6 +46,7 @@ from farm.addons.predict.why import why_of
 from farm.errors import Ambiguous, NoDatabase, UsageError, did_you_mean, writing_to
 from farm.exchange.first_answer import first_answer
 from farm.exchange.packaged import database_of, export_at, packaged_database, packaged_files
+from farm.requests.partial_request import title_of
 from farm.settings import settings
 from farm.settings.shared_files import replacing_file
 from farm.store import tables
@@ -56,8 +57,9 @@ from farm.store.database import Database, open_database
 from farm.store.reuse import sound_readings
 from farm.types.card_kind import device_type_of, is_gpu_kind, usual_launch
 from farm.types.data_sheets import NamedCard, data_sheet, data_sheets, sheet_name_of
-from farm.types.protocol import Protocol, Variant
+from farm.types.protocol import Protocol
 from farm.types.tuple import NeededTuple
+from farm.types.variant import Variant
 from farm.verdict.causes import Why
 
 if TYPE_CHECKING:
@@ -142,10 +144,7 @@ class EstimateQuery:
         answer = estimate(session, variant, model, protocol, torch=self.torch, **arguments)  # type: ignore[arg-type]
         if unlisted is None:
             return answer
-        roofline_us = sum(
-            roofline.estimate_us(entry.flops, entry.bytes_moved) * entry.all_calls
-            for entry in unlisted.needed()
-        )
+        roofline_us = sum(roofline.call_us(entry) * entry.all_calls for entry in unlisted.needed())
         notes = [*notes_on_kernels(variant), *answer.notes]
         return replace(answer, gain=CompileGain(roofline_us), notes=tuple(notes))
 
@@ -160,7 +159,7 @@ class EstimateQuery:
                 if capture_to_sum(readings, variant, device_type, launch, model) is not None:
                     return False
         if variant.step or not is_gpu_kind(kind) or self.fill == "none":
-            raise kernels_unknown(variant, model)
+            raise kernels_unknown(variant, title_of(variant), model)
         return True
 
     def _listed(self, variant: Variant, model: str, kind: str) -> Extraction:
@@ -183,7 +182,7 @@ class EstimateQuery:
             needed = stored_tuples(session, variant, device_type, launch, model)
             order = [call.operator_id for call in placed_calls(session, stored, "normal")]
         elif variant.generates_kernels:
-            raise kernels_unknown(variant, model)
+            raise kernels_unknown(variant, title_of(variant), model)
         else:
             from farm.training.extract import extract
 

@@ -20,7 +20,8 @@ from farm.types.collective import COLLECTIVES
 from farm.types.details import CallOrder, Details
 from farm.types.figure import Figure
 from farm.types.format import plural
-from farm.types.protocol import Protocol, Software
+from farm.types.protocol import Protocol
+from farm.types.software import Software
 from farm.types.tuple import NeededTuple
 from farm.verdict.figures import ReadingView
 from farm.verdict.model_readings import most_similar, newest_readings, protocols_like

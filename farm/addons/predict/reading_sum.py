@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from farm.types.figure import Figure, PassCost, value_of
+from farm.types.figure import Figure, PassCost
 from farm.types.format import percent, plural
 from farm.verdict.aggregate import aggregate
 from farm.verdict.model_readings import SelectedReadings
@@ -38,9 +38,7 @@ def sum_of_readings(selected: SelectedReadings, launch: str) -> ReadingSum:
     if not (loops.energy and loops.power and bursts.energy and bursts.power):
         return loops_sum
 
-    limit_w = max(
-        (value_of(reading.energy_mj) or 0.0) / reading.time_us.value * 1e3 for reading in limited
-    )
+    limit_w = max(reading.mean_power_w or 0.0 for reading in limited)
     share = _share_of_bursts(loops.power.total.value, bursts.power.total.value, limit_w)
     at_ends = {0.0: loops, 1.0: bursts}
     note = (

@@ -18,9 +18,9 @@ import typing
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -37,8 +37,9 @@ from farm.settings.package_files import DATA, check_package_files
 from farm.settings.shared_files import make_private, replacing_file
 from farm.types.figure import Figure, PassCost
 from farm.types.format import ENERGY, TIME, quantity
-from farm.types.protocol import Protocol, Software
+from farm.types.protocol import Protocol
 from farm.types.roofline import Roofline
+from farm.types.software import Software
 from farm.types.tuple import NeededTuple
 
 
@@ -83,6 +84,16 @@ class PredictedValue:
             return PredictedValue(max(self.value, bound))
         return PredictedValue(*(max(each, bound) for each in (self.value, self.low, self.high)))
 
+    def above(self, floor: PredictedValue) -> PredictedValue:
+        """Return the value and its interval, of which neither the value nor an end is below that of
+        a floor.
+        """
+        raised = PredictedValue(max(self.value, floor.value), self.low, self.high)
+        if self.low is None or self.high is None:
+            return raised
+        low = floor.value if floor.low is None else floor.low
+        return replace(raised, low=max(self.low, low), high=max(self.high, raised.value))
+
 
 @dataclass(frozen=True)
 class PredictedCost:
@@ -95,6 +106,11 @@ class PredictedCost:
     def without_intervals(self) -> PassCost:
         energy_mj = Figure(self.energy_mj.value) if self.energy_mj else None
         return PassCost(Figure(self.time_us.value), energy_mj)
+
+    def scaled(self, time: float = 1.0, energy: float = 1.0) -> Self:
+        """Return the cost with the time and the energy multiplied by these factors."""
+        energy_mj = self.energy_mj and self.energy_mj.times(energy)
+        return replace(self, time_us=self.time_us.times(time), energy_mj=energy_mj)
 
 
 @dataclass(frozen=True)
@@ -160,10 +176,7 @@ class RooflinePredictor:
     method: int = 0
 
     def predict(self, wanted: Sequence[NeededTuple], model: Sequence[NeededTuple]) -> Predictions:
-        times = [
-            self.roofline.estimate_us(entry.flops, entry.bytes_moved, entry.short_name)
-            for entry in wanted
-        ]
+        times = [self.roofline.call_us(entry) for entry in wanted]
         total = sum(time * entry.all_calls for time, entry in zip(times, wanted, strict=True))
         return Predictions(
             calls=tuple(CallPrediction(PredictedValue(time)) for time in times),

@@ -6,9 +6,10 @@ of the target card.
 
 `t_source` is the source card's reading of the same tuple, else its prediction. The ratio weights
 the bandwidths, peak rates and launch times of both cards by what bounds the call on the source
-card. The process learns how far the target's readings differ from that. Its kernel has few
-constants, chosen with pairs of readings of two card models. Power is predicted in the same way.
-Readings of one card share an offset."""
+card. Tensors that fit into the last cache of one card only are read from the memory of the other.
+The process learns how far the target's readings differ from that. Its kernel has few constants,
+chosen with pairs of readings of two card models. Power is predicted in the same way. Readings of
+one card share an offset."""
 
 from __future__ import annotations
 
@@ -24,6 +25,7 @@ import numpy.typing as npt
 from farm.addons.predict.calibration import Calibration
 from farm.addons.predict.call_features import CallDescription
 from farm.addons.predict.dataset import TrainingRow
+from farm.addons.predict.kernel_rules import constants
 from farm.addons.predict.predictors import CallCosts
 from farm.addons.predict.regressors import Floats, Names
 from farm.addons.predict.stored_predictor import Predictions, StoredPredictor
@@ -163,6 +165,8 @@ class Correction:
 #: H200 and an H100.
 TIME = Kernel(0.02, 0.025, 0.08, 0.03, 0.02, 0.013, 1.1, 0.07)
 POWER = Kernel(0.03, 0.02, 0.05, 0.035, 0.03, 0.011, 1.0, 0.85)
+#: Rate of the last cache of an H200 or an H100 / the bandwidth of its memory.
+CACHE_RATE = constants("tile_roofline").l2_rate
 #: Largest logarithm of a ratio of properties between these two cards. Cards that differ more are
 #: more uncertain.
 USUAL_DISTANCE = 0.35
@@ -210,18 +214,44 @@ def data_sheet_model(source: CardRates, name: str) -> CardRates:
     )
 
 
+@dataclass(frozen=True)
+class Traffic:
+    """How calls move their bytes on a card.
+
+    A loop of calls fetches weights from memory. Other operands stay in the last cache, until they
+    are larger than it.
+
+    Attributes:
+        memory_us: the time of the bytes that come from memory, at its bandwidth.
+        cache_us: the time of the others, at the rate of the last cache.
+    """
+
+    memory_us: Floats
+    cache_us: Floats
+
+    @classmethod
+    def on(cls, card: CardRates, calls: Sequence[CallDescription], cache_rate: float) -> Self:
+        """``cache_rate``: of the last cache, in bytes/s."""
+        moved = np.array([call.bytes_moved for call in calls], dtype=float)
+        cold = np.minimum([call.parameter_bytes for call in calls], moved)
+        uncached = np.clip((moved - cold) / card.l2_bytes - 1, 0.0, 1.0)
+        memory = cold + uncached * (moved - cold)
+        return cls(memory / card.bytes_per_s * 1e6, (moved - memory) / cache_rate * 1e6)
+
+
+def _cache_rate(card: CardRates) -> float:
+    """Return the rate of the last cache of a card whose readings exist, in bytes/s."""
+    return CACHE_RATE * card.bytes_per_s
+
+
 def _bounds(
     card: CardRates, calls: Sequence[CallDescription], times_us: Floats
 ) -> tuple[Floats, ...]:
     """Return what bounds each call on a card, at most 1: times of memory, computation and launch /
     its time.
     """
-    moved = np.array([call.bytes_moved for call in calls], dtype=float)
     compute_us = np.array([call.compute_us for call in calls])
-    # A loop of calls fetches weights from memory, and finds the rest in L2.
-    cold = np.minimum([call.parameter_bytes for call in calls], moved)
-    uncached = np.clip((moved - cold) / card.l2_bytes - 1, 0.0, 1.0)
-    memory_us = (cold + uncached * (moved - cold)) / card.bytes_per_s * 1e6
+    memory_us = Traffic.on(card, calls, _cache_rate(card)).memory_us
     return tuple(
         np.minimum(part / times_us, 1.0) for part in (memory_us, compute_us, card.launch_floor_us)
     )
@@ -232,13 +262,30 @@ def _log_ratio(
 ) -> Floats:
     """Return log(time on the target / time on the source) from the properties of the cards
     alone.
+
+    The rate of the last cache is in no data sheet. It is assumed to be proportional to the number
+    of multiprocessors. Data may be in the cache of one card, and too large for that of the other.
     """
     memory, compute, launch = _bounds(source, calls, times_us)
     source_peaks = np.array([source.roofline(call.dtype).flops_per_s for call in calls])
     target_peaks = np.array([target.roofline(call.dtype).flops_per_s for call in calls])
     rest = np.maximum(0.0, 1 - np.maximum(memory, compute) - launch)
-    parts = memory * (source.bytes_per_s / target.bytes_per_s)
-    parts += compute * (source_peaks / target_peaks) + rest
+
+    cache_rate = _cache_rate(source)
+    on_source = Traffic.on(source, calls, cache_rate)
+    multiprocessors = target.multiprocessors / source.multiprocessors
+    on_target = Traffic.on(target, calls, multiprocessors * cache_rate)
+    cache = np.minimum(on_source.cache_us / times_us, rest)
+    # A part that takes longer than the whole call counts as the whole call.
+    limited = np.divide(
+        memory + cache,
+        (on_source.memory_us + on_source.cache_us) / times_us,
+        out=np.ones_like(memory),
+        where=on_source.memory_us + on_source.cache_us > 0,
+    )
+
+    parts = limited * (on_target.memory_us + on_target.cache_us) / times_us
+    parts += compute * (source_peaks / target_peaks) + (rest - cache)
     parts += launch * (target.launch_floor_us / source.launch_floor_us)
     return np.log(parts / (memory + compute + launch + rest))  # type: ignore[no-any-return]
 
@@ -285,10 +332,11 @@ class SourceCosts:
             costs.time_spread[position] = 0.0
             costs.known[position] = True
             costs.distance[position] = 0.0
-            powers_w = [row.power_w for row in rows if row.power_w is not None]
-            if powers_w:
-                costs.power_w[position] = np.mean(powers_w)
-            if rows[0].power_w:
+            powers_w = [row.cost.mean_power_w for row in rows]
+            known_powers_w = [power_w for power_w in powers_w if power_w is not None]
+            if known_powers_w:
+                costs.power_w[position] = np.mean(known_powers_w)
+            if powers_w[0]:
                 costs.power_spread[position] = 0.0
         return costs, cards.astype(np.str_)
 
@@ -321,7 +369,7 @@ class TransferredPredictor(StoredPredictor):
 
         log_times = np.log([row.cost.time_us.value for row in rows]) - np.log(costs.time_us)
         priors = _log_ratio(stored.card, target, calls, costs.time_us)
-        powers_w = np.array([row.power_w or np.nan for row in rows])
+        powers_w = np.array([row.cost.mean_power_w or np.nan for row in rows])
         expected_w = _powers_of_properties(stored.card, target, costs.power_w, log_times)
         log_powers = np.log(powers_w / expected_w)
         if stored.card.model == target.model:
@@ -403,6 +451,11 @@ class TransferredPredictor(StoredPredictor):
             notes[0] += (
                 " by the properties of the cards alone. `farm calibrate` on the card narrows the "
                 "intervals."
+            )
+        if self.data_sheet:
+            notes.append(
+                "The rate of the last cache is in no data sheet: it is assumed to grow with the "
+                "number of multiprocessors. Calls whose tensors fit into it are less certain."
             )
         if self.rows and missing and source != card:
             notes.append(

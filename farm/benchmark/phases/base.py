@@ -33,8 +33,9 @@ from farm.benchmark.steady import Windows
 from farm.benchmark.workload import Workload
 from farm.errors import error_text
 from farm.types.details import Absent, Details
-from farm.types.protocol import Protocol, Stopping, Subject
+from farm.types.protocol import Protocol, Stopping
 from farm.types.reading import Reading
+from farm.types.subject import Subject
 
 
 @dataclass

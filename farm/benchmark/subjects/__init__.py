@@ -16,7 +16,9 @@ from farm.benchmark.subjects.slow_tuple import SlowTuple
 from farm.benchmark.subjects.training_step import TrainingStep
 from farm.benchmark.workload import Workload, arrange, out_of_memory
 from farm.errors import TupleRejected, Unmeasurable
-from farm.types.protocol import Protocol, Subject, Variant
+from farm.types.protocol import Protocol
+from farm.types.subject import Subject
+from farm.types.variant import Variant
 
 TUPLE, COMPILED_TUPLE = MeasuredTuple(), CompiledTuple()
 MODEL, STEP, COMPILED = ModelVariant(), TrainingStep(), CompiledModel()
@@ -28,7 +30,7 @@ def kind_of_subject(
     """The kind of a subject under a protocol. ``offload`` puts tensors of a tuple in slow
     memory."""
     if subject.whole:
-        return kind_of_variant(Variant.from_json(subject.spec))
+        return kind_of_variant(subject.variant)
     if subject.compiled:
         return COMPILED_TUPLE
     if protocol.slow_tensors:
@@ -38,7 +40,7 @@ def kind_of_subject(
 
 def kind_of_variant(variant: Variant) -> WholeModel:
     """The kind of a whole model or step."""
-    if variant.compile:  # also a compiled training step
+    if variant.generates_kernels:  # also a compiled training step
         return COMPILED
     return STEP if variant.step else MODEL
 
@@ -70,9 +72,6 @@ def prepare(
             "--data seen needs a model, because it uses the values that occur in the running model."
         )
         raise Unmeasurable("not_available", text, "Use --data normal, or name a value profile.")
-    if protocol.data == "copied" and not subject.whole and not subject.compiled:
-        text = "--data copied needs a compiled model."
-        raise Unmeasurable("not_available", text, "Give --data seen, or --compile.")
     try:
         return arrange(passes_of(subject, protocol, device, offload), protocol, device)
     except (torch.OutOfMemoryError, MemoryError) as error:

@@ -24,7 +24,8 @@ import torch
 from farm.benchmark.passes import Passes
 from farm.benchmark.phases.base import Phase
 from farm.benchmark.policies import WindowPolicy
-from farm.types.protocol import Protocol, Stopping, Subject
+from farm.types.protocol import Protocol, Stopping
+from farm.types.subject import Subject
 
 
 class SubjectKind(ABC):

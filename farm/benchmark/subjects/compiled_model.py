@@ -19,7 +19,8 @@ from farm.benchmark.subjects.model_variant import Observation, WholeModel, build
 from farm.errors import CaptureError, Unmeasurable
 from farm.subjects import kernel as kernels
 from farm.types.details import Details
-from farm.types.protocol import Protocol, Subject
+from farm.types.protocol import Protocol
+from farm.types.subject import Subject
 from farm.types.tensor_kinds import bytes_of, is_plain
 
 if TYPE_CHECKING:

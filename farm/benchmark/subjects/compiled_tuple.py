@@ -15,7 +15,8 @@ from farm.benchmark.subjects.operator_tuple import (
 )
 from farm.operators.rebuild import Rebuilt
 from farm.subjects.registry import kind_of
-from farm.types.protocol import Protocol, Subject
+from farm.types.protocol import Protocol
+from farm.types.subject import Subject
 
 if TYPE_CHECKING:
     from farm.operators.compiled import CompiledPass

@@ -28,8 +28,10 @@ from farm.benchmark.subjects.base import SubjectKind
 from farm.operators.capture import Around, run_with_owners
 from farm.operators.captured import CapturedPass
 from farm.types.details import Details
-from farm.types.protocol import Protocol, Stopping, Subject, Variant
+from farm.types.protocol import Protocol, Stopping
+from farm.types.subject import Subject
 from farm.types.tensor_kinds import bytes_of
+from farm.types.variant import Variant
 
 if TYPE_CHECKING:
     from farm.operators.profiler import WatchedPass
@@ -86,7 +88,7 @@ class ModelVariant(WholeModel):
         from farm.operators.capture import capture
         from farm.training.extract import capture_forward
 
-        variant = Variant.from_json(subject.spec)
+        variant = subject.variant
         check_cards(str(variant), variant.cards)
         if isinstance(subject, GivenModel):
             model, arguments = subject.module, subject.arguments
@@ -128,7 +130,7 @@ class ModelVariant(WholeModel):
     ) -> Observation:
         from farm.operators import profiler
 
-        model, arguments = build_variant(Variant.from_json(subject.spec), device, hand_over=True)
+        model, arguments = build_variant(subject.variant, device, hand_over=True)
         grad = protocol.grad
         return (
             functools.partial(

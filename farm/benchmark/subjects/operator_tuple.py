@@ -27,12 +27,13 @@ from farm.benchmark.policies import POLICIES, WindowPolicy
 from farm.benchmark.subjects.base import SubjectKind
 from farm.errors import Unmeasurable
 from farm.operators.input_values import impose
+from farm.operators.output_sizes import check_size
 from farm.operators.rebuild import Rebuilt, needed_bytes, rebuild, written_inputs
-from farm.operators.trial import check_size
 from farm.subjects.parsing import parse
 from farm.subjects.registry import kind_of
 from farm.types.details import Details
-from farm.types.protocol import Protocol, Stopping, Subject
+from farm.types.protocol import Protocol, Stopping
+from farm.types.subject import Subject
 from farm.types.tuple import OperatorTuple
 from farm.types.value_profiles import HeldFilling, fillings, held_fillings
 
@@ -202,9 +203,15 @@ def _restoring(rebuilt: Rebuilt) -> Pass:
 def set_values(rebuilt: Rebuilt, data: str) -> None:
     """Fill a rebuilt operator's activations, buffers and parameters with values of a data class, if
     it accepts them.
+
+    Raises:
+        Unmeasurable: not_available or rejected: the operator has no values of this class.
     """
     if data == "normal":
         return
+    if data == "copied":
+        text = "--data copied needs a compiled model."
+        raise Unmeasurable("not_available", text, "Give --data seen, or --compile.")
     spec = rebuilt.spec
     written = written_inputs(spec)
     if data == "zeros":

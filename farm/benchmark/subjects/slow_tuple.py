@@ -18,7 +18,8 @@ from farm.benchmark.subjects.operator_tuple import (
 )
 from farm.errors import Unmeasurable
 from farm.subjects.registry import kind_of
-from farm.types.protocol import Protocol, Stopping, Subject
+from farm.types.protocol import Protocol, Stopping
+from farm.types.subject import Subject
 
 
 @dataclass(frozen=True)

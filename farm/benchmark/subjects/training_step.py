@@ -21,8 +21,10 @@ from farm.operators.captured import CapturedPass
 from farm.subjects.collective_calls import local_part
 from farm.subjects.encoding import tensors_in
 from farm.types.details import Details, MemoryUse
-from farm.types.protocol import Protocol, Subject, Variant
+from farm.types.protocol import Protocol
+from farm.types.subject import Subject
 from farm.types.tensor_kinds import bytes_of, is_plain
+from farm.types.variant import Variant
 
 
 class TrainingStep(WholeModel):
@@ -33,7 +35,7 @@ class TrainingStep(WholeModel):
         from farm.training.capture import capture_step
         from farm.training.extract import build_step
 
-        variant = Variant.from_json(subject.spec)
+        variant = subject.variant
         check_cards(str(variant), variant.cards)
         elsewhere_bytes = _allocated_without_workspaces(device)
         step = build_step(variant, device, launch=protocol.launch)
@@ -64,7 +66,7 @@ class TrainingStep(WholeModel):
         from farm.training.capture import capture_step
         from farm.training.extract import build_step
 
-        step = build_step(Variant.from_json(subject.spec), device, launch=protocol.launch)
+        step = build_step(subject.variant, device, launch=protocol.launch)
         observe = functools.partial(capture_step, step, device_type=device.type, warmed_up=True)
 
         def plainly() -> None:

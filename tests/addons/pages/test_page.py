@@ -19,8 +19,8 @@ from farm.report.layers import LayerRow
 from farm.report.report import build, remarks
 from farm.store import tables
 from farm.store.database import Database
-from farm.types.protocol import Variant
 from farm.types.reading import METHOD
+from farm.types.variant import Variant
 from farm.verdict.cost_line import CostGroup
 from tests import browser, slow
 from tests.report import rows

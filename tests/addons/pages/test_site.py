@@ -15,7 +15,8 @@ from farm.errors import UsageError
 from farm.report.report import build
 from farm.store import tables
 from farm.store.database import Database
-from farm.types.protocol import Variant
+from farm.types.variant import Variant
+from farm.verdict.job_results import JobResults
 from tests import browser, slow
 from tests.report import rows
 from tests.report.measured import measured
@@ -82,6 +83,25 @@ def test_an_empty_database_is_a_site_too(database, tmp_path):
     with database.read() as session:
         assert site.publish(session, tmp_path / "new" / "folder") == 4
     assert "No model has a verdict yet" in (tmp_path / "new" / "folder" / "index.html").read_text()
+
+
+def test_no_page_has_the_gap_of_an_incomplete_sum(database, tmp_path):
+    measured(database)
+    rows.cancel_early(database, "job1")
+    with database.write() as session:
+        job = session.get_one(tables.Job, "job1")
+        job.state = "done"
+        verdict = JobResults(session, job, 1).verdict()
+        session.add(tables.VerdictRow(job_id="job1", round=1, **verdict.columns()))
+    with database.read() as session:
+        gap = build(session, "job1").verdict.time.gap
+        site.publish(session, tmp_path / "site")
+        page = site.job_page(session, build(session, "job1"))
+    site.write_page(tmp_path / "two.html", [page, page])
+    pages = [*(tmp_path / "site").glob("*.html"), tmp_path / "two.html"]
+    assert not [path for path in pages if f"{gap.value * 100:+.1f}" in path.read_text()]
+    incomplete = {path.name for path in pages if "incomplete" in path.read_text()}
+    assert incomplete == {"index.html", "model-resnet18.html", "two.html"}
 
 
 def test_every_kind_of_database_is_published(any_database, tmp_path):

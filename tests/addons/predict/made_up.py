@@ -21,7 +21,9 @@ from farm.addons.predict.predictors import PredictorSpec, fit_effects
 from farm.addons.predict.regressors import fit_medians, fit_trees
 from farm.addons.predict.tile_roofline import card_rates
 from farm.types.figure import Figure, PassCost
-from farm.types.protocol import Protocol, Software, Variant
+from farm.types.protocol import Protocol
+from farm.types.software import Software
+from farm.types.variant import Variant
 
 H200 = card_rates("cuda", "NVIDIA H200")
 #: A predictor that is fitted at once, and the two parts of `best`.
@@ -81,7 +83,6 @@ def dataset(seed: int = 0, rows: int = 40) -> Dataset:
                         Figure(time_us, 0.01 * time_us),
                         Figure(power_w * time_us * 1e-3, 0.02 * power_w * time_us * 1e-3),
                     ),
-                    power_w,
                     0.1,
                     0.05,
                     (),

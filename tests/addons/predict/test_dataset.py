@@ -17,7 +17,7 @@ from farm.addons.predict.tile_roofline import card_rates, tile_roofline
 from farm.errors import UsageError
 from farm.store.data_columns import DATASET
 from farm.types.matrix_products import Products
-from farm.types.protocol import Variant
+from farm.types.variant import Variant
 from tests.report import filled
 
 H200 = card_rates("cuda", "NVIDIA H200")
@@ -34,7 +34,8 @@ def test_a_row_is_a_tuple_with_its_figures(database):
     assert len(found) == len(taken.capture.tuples)
     assert found.conditions.software.torch == "2.11.0+cu130"
     row = next(row for row in found.rows if row.call.operator == "Conv2d")
-    assert row.power_w == pytest.approx(row.cost.energy_mj.value / row.cost.time_us.value * 1e3)
+    watts = row.cost.energy_mj.value / row.cost.time_us.value * 1e3
+    assert row.cost.mean_power_w == pytest.approx(watts)
     assert row.call.tile_roofline_us >= row.call.compute_us > 0
     assert [entry.name for entry in DATASET] == list(next(found.records()))
     assert numbers_of(found.calls).shape == (len(found), len(NAMES))

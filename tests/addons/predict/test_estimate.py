@@ -20,7 +20,7 @@ from farm.errors import NoReadings, UsageError
 from farm.models import catalog
 from farm.settings import settings
 from farm.store import tables
-from farm.store.captures import known_tuples
+from farm.store.captures import stored_tuples
 from farm.store.card_models import card_model_named
 from farm.store.database import newest_schema, read_clock_s
 from farm.types.details import Burst, Details
@@ -130,7 +130,7 @@ def test_a_text_whose_tokens_all_count_with_a_longer_cache_is_no_lower_bound(
         found = EstimateQuery("H200", fill="none").generation(session, prompt, 64)
     assert [one.variant.cache for one in found.decodes] == [cache]
     assert (bool(found.incomplete_reason), found.is_lower_bound) == (True, is_lower_bound)
-    assert f"every token counts with the cost at {cache} tokens" in found.notes[0]
+    assert f"the cost at {cache} tokens" in found.notes[0]
 
 
 def test_what_is_missing_is_listed_and_left_out_unless_a_predictor_is_named(database):
@@ -160,7 +160,7 @@ def test_what_is_missing_is_listed_and_left_out_unless_a_predictor_is_named(data
         None,
     )
     assert "1 of" in told["incomplete_reason"]
-    assert "have no reading, and no predictor is given" in told["incomplete_reason"]
+    assert "no predictor is given" in told["incomplete_reason"]
     assert everything.to_json()["complete"]
     run_us = BETWEEN_JOBS["time"] * everything.readings.time_us.value
     half_width_us = math.hypot(everything.readings.time_us.half_width, run_us)
@@ -390,9 +390,9 @@ def test_readings_of_every_data_class_count_for_flags_origins_and_age(database, 
 
     def needed(*arguments):
         classes = {"zeros": 1, "normal": 1}
-        return [dataclasses.replace(one, calls=classes) for one in known_tuples(*arguments)]
+        return [dataclasses.replace(one, calls=classes) for one in stored_tuples(*arguments)]
 
-    monkeypatch.setattr("farm.addons.predict.estimating.known_tuples", needed)
+    monkeypatch.setattr("farm.addons.predict.estimating.stored_tuples", needed)
     found = asked(database)
     assert found.origins == {"elsewhere": found.tuples, "": found.tuples}
     assert found.flags["unstable_clock"] == found.tuples

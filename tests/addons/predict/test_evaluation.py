@@ -32,7 +32,7 @@ from farm.addons.predict.stored_predictor import StoredPredictor
 from farm.addons.predict.tile_roofline import card_rates
 from farm.errors import UsageError
 from farm.store import tables
-from farm.types.protocol import Variant
+from farm.types.variant import Variant
 from tests.addons.predict.made_up import MEDIANS, PROCESS, TREES, dataset, models
 from tests.report import compiled, filled
 

@@ -6,7 +6,13 @@ import pytest
 import sqlalchemy
 from sqlmodel import select
 
-from farm.addons.predict.floor import above_floor, floor_us, sum_of_floors_us
+from farm.addons.predict.floor import (
+    IDLE_SHARE,
+    above_floor,
+    floor_us,
+    idle_power,
+    sum_of_floors_us,
+)
 from farm.addons.predict.stored_predictor import (
     CallPrediction,
     PredictedCost,
@@ -89,6 +95,47 @@ def test_a_prediction_below_the_floor_is_raised_to_it():
         .time_us
         == high
     )
+
+
+def test_the_least_energy_is_that_of_an_idle_card_in_the_same_time():
+    call = product(512, calls=3)
+    time = PredictedValue(10.0, 5.0, 20.0)
+    one = CallPrediction(time, PredictedValue(3.0, 0.1, 4.0))
+    total = PredictedCost(time.times(3), PredictedValue(9.0, 0.3, 12.0))
+    bounded = above_floor(Predictions((one,), total), [call], H100, idle_power_w=70.0)
+    assert bounded.calls[0].energy_mj == PredictedValue(3.0, pytest.approx(0.35), 4.0)
+    assert bounded.total.energy_mj == PredictedValue(9.0, pytest.approx(1.05), 12.0)
+
+
+def test_a_time_that_is_raised_to_its_floor_raises_the_energy_too():
+    call = product(8192)
+    floor = floor_us(H100, call)
+    one = CallPrediction(PredictedValue(floor / 100), PredictedValue(1.0))
+    predictions = Predictions((one,), PredictedCost(one.time_us, one.energy_mj))
+    bounded = above_floor(predictions, [call], H100, idle_power_w=70.0)
+    assert bounded.calls[0].energy_mj == PredictedValue(pytest.approx(floor * 0.07))
+    assert bounded.total.energy_mj == PredictedValue(pytest.approx(floor * 0.07))
+
+
+def test_the_idle_power_of_cards_without_a_measurement_is_below_that_of_measured_ones():
+    with packaged_database().read() as session:
+        for model in ("NVIDIA H200", H100):
+            measured = idle_power(session, model)
+            assert measured.source == "measured on this card model"
+            assert measured.power_w == pytest.approx(75, abs=10)
+            assert measured.power_w > IDLE_SHARE * 700
+        assert idle_power(session, "L4").power_w == pytest.approx(IDLE_SHARE * 72)
+        assert idle_power(session, "Some Card 9000").power_w == 0
+
+
+def test_no_packaged_reading_takes_less_energy_than_an_idle_card():
+    reading = tables.ReadingRow
+    query = select(reading.card_model, reading.time_us, reading.energy_mj)
+    with packaged_database().read() as session:
+        rows = session.exec(query.where(reading.energy_mj != None)).all()  # noqa: E711
+        idle_w = {model: idle_power(session, model).power_w for model in {row[0] for row in rows}}
+    assert len(rows) > 5000
+    assert not [row for row in rows if row[2] < idle_w[row[0]] * row[1] * 1e-3]
 
 
 def test_no_packaged_reading_is_below_the_floor():

@@ -27,7 +27,8 @@ from farm.requests.memory import memory_need
 from farm.settings import settings
 from farm.store import tables
 from farm.store.database import Database
-from farm.types.protocol import Protocol, Variant
+from farm.types.protocol import Protocol
+from farm.types.variant import Variant
 from tests.addons.predict.made_up import MEDIANS
 from tests.cli.conftest import farm  # noqa: F401
 from tests.report import filled
@@ -166,7 +167,7 @@ def test_at_a_terminal(own, database):
         created_at_s=1.8e9,
         leave_out=lambda spec: spec.short_name == "Linear",
     )
-    assert "has readings of 1 more. To learn from all" in " ".join(own(*MODEL).stdout.split())
+    assert "has readings of 1 more" in " ".join(own(*MODEL).stdout.split())
 
 
 def test_a_predictor_that_cannot_be_read_costs_no_answer(own):
@@ -577,12 +578,10 @@ def test_readings_of_another_card_calibrate_its_predictions(transferred, databas
     assert found["time_low_us"] < found["time_us"] < found["time_high_us"]
     assert found["predicted_mj"] > 0
     said = " ".join(transferred(*arguments).stdout.split())
-    assert (
-        f"transferred from NVIDIA H200 and calibrated with {about['readings']} readings "
-        f"of {model}" in said
-    )
+    assert "transferred from NVIDIA H200" in said
+    assert f"calibrated with {about['readings']} readings of {model}" in said
     assert "for the card GPU-1." in said
-    assert f"Wider intervals, because {model} has no reading of these families:" in said
+    assert f"{model} has no reading of these families:" in said
     calibrate(database, model, "GPU-2", variant=dataclasses.replace(other, batch=4))
     assert (
         json.loads(transferred(*arguments, "--json").stdout)["transfer"]["card"] == ""

@@ -152,9 +152,7 @@ def test_where_the_data_are_not_known_they_are_taken_as_typical():
 
 def test_what_has_no_power_is_not_given_one():
     data = dataset()
-    rows = tuple(
-        dataclasses.replace(row, power_w=None, cost=PassCost(row.cost.time_us)) for row in data.rows
-    )
+    rows = tuple(dataclasses.replace(row, cost=PassCost(row.cost.time_us)) for row in data.rows)
     said = MEDIANS.fit(dataclasses.replace(data, rows=rows)).predict(data.calls)
     assert np.isnan(said.power_w).all()
     assert np.isfinite(said.time_us).all()

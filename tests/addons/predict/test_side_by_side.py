@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from farm.addons.predict.floor import IdlePower
 from farm.addons.predict.side_by_side import prices_of
 from farm.errors import UsageError
 from farm.models import catalog
@@ -66,6 +67,8 @@ def test_an_own_model_has_the_sizes_of_its_inputs_in_every_title(transferred, tm
     assert (title in curve, title.replace(" 16x", " 4x") in curve) == (True, True)
     refused = transferred(*asked, "H200", "--fill", "none")
     assert f"No tuple of {title} has a reading" in refused.stderr
+    refused = transferred(*asked, "H200", "--fill", "none", "--compile")
+    assert f"The kernels of {title} compiled default are unknown" in refused.stderr
 
 
 def test_the_memory_of_a_pass_that_fits_is_shown(transferred):
@@ -80,6 +83,19 @@ def test_the_memory_of_a_pass_that_fits_is_shown(transferred):
     assert f"about {needed} (weights {count_of(weights_bytes, 'B')}, activations 1.15 MB)" in line
     assert line.rstrip().endswith("GB of one B200")
     assert transferred(*ASKED, "B200,A10").stdout.count(f"yes ({needed})") == 2
+
+
+def test_a_low_end_that_is_the_energy_of_an_idle_card_is_told(transferred, monkeypatch):
+    before = json.loads(transferred(*ASKED, "B200", "--json").stdout)
+    assert not [note for note in before["notes"] if "idle card" in note]
+    power_w = 1.2e3 * before["energy_low_mj"] / before["time_low_us"]
+    power = IdlePower(power_w, "measured on this card model")
+    monkeypatch.setattr("farm.addons.predict.estimating.idle_power", lambda *_: power)
+    told = json.loads(transferred(*ASKED, "B200", "--json").stdout)
+    assert told["energy_low_mj"] == pytest.approx(1.2 * before["energy_low_mj"])
+    assert told["energy_mj"] >= before["energy_mj"]
+    (note,) = [note for note in told["notes"] if "idle card" in note]
+    assert f"({power_w:.0f} W, measured on this card model)" in note
 
 
 @pytest.mark.parametrize("option", [("--measure", "1"), ("--generate", "4"), ("--png", "a.png")])

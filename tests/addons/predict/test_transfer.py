@@ -13,6 +13,7 @@ from farm.addons.predict.tile_roofline import card_rates
 from farm.addons.predict.transfer import (
     SourceCosts,
     TransferredPredictor,
+    _log_ratio,
     data_sheet_model,
     distance,
 )
@@ -29,8 +30,7 @@ def target_rows(slower=1.2, power=0.9, card_id="GPU-1", every=4, types=("ReLU", 
     return [
         dataclasses.replace(
             row,
-            cost=PassCost(row.cost.time_us.times(slower)),
-            power_w=power * row.power_w,
+            cost=PassCost(row.cost.time_us.times(slower), row.cost.energy_mj.times(slower * power)),
             card_id=card_id,
         )
         for row in DATA.rows[::every]
@@ -46,7 +46,7 @@ def transfer(rows, card_id="", read=True):
 
 CALLS = [row.call for row in DATA.rows[1::4]]
 READ_US = np.array([row.cost.time_us.value for row in DATA.rows[1::4]])
-READ_W = np.array([row.power_w for row in DATA.rows[1::4]])
+READ_W = np.array([row.cost.mean_power_w for row in DATA.rows[1::4]])
 
 
 def errors(found, slower=1.2, power=0.9):
@@ -116,3 +116,34 @@ def test_a_card_without_readings_is_less_certain_the_less_it_is_like_the_source(
     )
     assert np.mean(other.time_us / READ_US) < 1  # it is faster
     assert (other.time_spread > transfer([]).costs(CALLS).time_spread).all()
+
+
+def addition(megabytes):
+    """An addition of tensors of so many MB that no weights need."""
+    call = next(row.call for row in DATA.rows if row.call.operator_type == "add")
+    return dataclasses.replace(call, bytes_moved=megabytes * 1_000_000, parameter_bytes=0)
+
+
+def ratio(target, call, time_us):
+    return np.exp(_log_ratio(H200, target, [call], np.array([time_us])))[0]
+
+
+def test_tensors_that_fit_into_the_cache_of_the_source_only_come_from_the_memory_of_the_target():
+    small_cache = dataclasses.replace(H200, model="other", l2_bytes=4 << 20)
+    call = addition(40)
+    cached_us = H200.launch_floor_us + call.bytes_moved / (1.5 * H200.bytes_per_s) * 1e6
+    uncached_us = H200.launch_floor_us + call.bytes_moved / H200.bytes_per_s * 1e6
+    assert ratio(H200, call, cached_us) == pytest.approx(1)
+    assert cached_us * ratio(small_cache, call, cached_us) == pytest.approx(uncached_us)
+    large_cache = dataclasses.replace(H200, model="other", l2_bytes=256 << 20)
+    call = addition(200)
+    memory_us = H200.launch_floor_us + call.bytes_moved / H200.bytes_per_s * 1e6
+    assert ratio(large_cache, call, memory_us) < 0.8
+
+
+def test_the_rate_of_the_last_cache_grows_with_the_multiprocessors():
+    half = dataclasses.replace(H200, model="other", multiprocessors=H200.multiprocessors // 2)
+    call = addition(40)
+    cache_us = call.bytes_moved / (1.5 * H200.bytes_per_s) * 1e6
+    time_us = H200.launch_floor_us + cache_us
+    assert time_us * ratio(half, call, time_us) == pytest.approx(time_us + cache_us)
