@@ -159,6 +159,7 @@ def test_what_differs_from_the_users_model_is_said_in_a_line_each(farm):
 
 def test_the_calls_that_another_input_changes_are_listed(farm):
     said = farm("operators", "chosen")
+    assert "(the batch of its example inputs)" in said.stdout
     assert "sizes or branches depend on values (getitem)" in said.stderr
     compared = farm("operators", "chosen", "--compare-inputs", "chosen_other", "--json")
     found = json.loads(compared.stdout)
