@@ -31,6 +31,7 @@ import contextlib
 import copy
 import functools
 import logging
+import sys
 import types
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
@@ -139,12 +140,26 @@ def fake_pass(
     level = log.level
     log.setLevel(logging.CRITICAL)
     try:
-        with tensors_restored(model), fakes.swapped_into(model), fakes.shown_as_card():
+        kept = tensors_restored(model), _not_taken_for_tracing()
+        with kept[0], kept[1], fakes.swapped_into(model), fakes.shown_as_card():
             inputs = fakes.tree(args), fakes.tree(kwargs or {})
             with fakes.mode, _RealIntegers(fakes, made):
                 yield fakes, *inputs
     finally:
         log.setLevel(level)
+
+
+@contextlib.contextmanager
+def _not_taken_for_tracing() -> Iterator[None]:
+    """While active, transformers does not ask whether a tensor is fake. It would take the pass for
+    the trace of a compiler, and run other operators than without one: it would not look whether a
+    mask hides anything."""
+    utilities = sys.modules.get("transformers.utils.import_utils")
+    if utilities is None:
+        yield
+        return
+    with replaced(utilities, "is_fake_tensor", lambda value: False):
+        yield
 
 
 class FakeTensors:
