@@ -654,8 +654,12 @@ def test_readings_of_a_database_that_is_not_that_of_the_settings_calibrate_too(
     monkeypatch.delenv("FARM_DATABASE_URL")
     settings.cache_clear()
     with database.read() as session:
-        found = EstimateQuery("H100").estimate(session, filled.VARIANT)
-    assert found.transfer["readings"] > 5
+        query = EstimateQuery("H100")
+        found = query.estimate(session, filled.VARIANT)
+        (fitted,) = query.fitted.values()
+        again = query.estimate(session, dataclasses.replace(filled.VARIANT, batch=4))
+        assert list(query.fitted.values()) == [fitted], "fitted once for all models"
+    assert found.transfer["readings"] == again.transfer["readings"] > 5
 
 
 def test_compiled_models_beside_each_other_have_columns_of_their_gain(own):
