@@ -1,7 +1,8 @@
-"""Gaps of simulated models whose tuples and wholes are measured on two cards with known differences,
-with and without the checks of these cards (`farm.verdict.checked_cards`).
+"""Gaps of models whose tuples and wholes are measured on different cards, with and without the checks
+of these cards (`farm.verdict.checked_cards`).
 
-    python -m benchmarks.card_differences
+    python -m benchmarks.card_differences               # simulated models, with known differences
+    python -m benchmarks.card_differences farm.db       # the jobs of a farm that the checks restate
 
 The true difference of a kind of work is exact; each operator differs from it by `OPERATORS`, and
 each reading by `REPETITION`. All tuples of a kind in a model differ alike, which is the worst
@@ -9,6 +10,8 @@ case."""
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,7 +19,10 @@ from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
+from sqlmodel import select
 
+from farm.store import tables
+from farm.store.database import Database
 from farm.types.figure import Figure
 from farm.verdict.aggregate import aggregate
 from farm.verdict.checked_cards import (
@@ -29,6 +35,8 @@ from farm.verdict.checked_cards import (
 )
 from farm.verdict.cost_line import CostLine, TupleView
 from farm.verdict.figures import ReadingView, Whole
+from farm.verdict.job_results import JobResults
+from farm.verdict.verdict import Comparison
 
 MODELS = 1_000
 #: Standard deviations: of the differences between the operators of a kind, and of repeated readings.
@@ -191,7 +199,14 @@ HEAD = """| difference | readings | checks | time: gap, inside | energy: gap, in
 
 
 def main() -> None:
-    """Print the tables of the design note."""
+    """Print the tables of the design note, or one of a farm's database."""
+    parser = argparse.ArgumentParser(description="Gaps with and without the checks of cards.")
+    parser.add_argument("database", nargs="?", help="a file of SQLite with the present schema")
+    options = parser.parse_args()
+    if options.database:
+        with contextlib.closing(Database(f"sqlite:///{options.database}")) as database:
+            print_jobs(database)
+        return
     print(HEAD)
     for difference, slower in DIFFERENCES.items():
         for place in PLACES:
@@ -200,6 +215,28 @@ def main() -> None:
     for spread in (2.0, 4.0, 8.0):
         for place in PLACES:
             print_rows(f"operators {spread:.0f} times", OPPOSITE, place, spread)
+
+
+def print_jobs(database: Database) -> None:
+    """Print the last verdict of each job that checks restate, without and with them."""
+    print("| job | model | checks | gap in time | gap in energy | note |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    with database.read() as session:
+        for job in session.exec(select(tables.Job).where(tables.Job.kind == "model")):
+            results = JobResults(session, job, job.round)
+            if results.checked_cards is None:
+                continue
+            restated = results.verdict()
+            results.checked_cards = None
+            for checks, verdict in (("no", results.verdict()), ("yes", restated)):
+                gaps = [_gap_text(verdict.time), _gap_text(verdict.energy)]
+                cells = [job.id, job.title, checks, *gaps, verdict.systematic_note]
+                print(f"| {' | '.join(cells)} |")
+
+
+def _gap_text(comparison: Comparison | None) -> str:
+    gap = comparison.gap if comparison else None
+    return f"{100 * gap.value:+.2f} ± {100 * gap.half_width:.2f} %" if gap else "not available"
 
 
 def print_rows(name: str, slower: Slower, place: str, spread: float = 1.0) -> None:

@@ -73,7 +73,8 @@ def aggregate(
     readings = of_launch(wholes, launch)
     measured = measured_lines(parts, wholes, launch, cards)
     every = [line.measured[0] for line in measured] + readings
-    systematic = systematic_of(every, cards.of_canaries(canaries) if cards else canaries)
+    compared = cards.of_canaries(canaries) if cards else canaries
+    systematic = systematic_of(every, compared, are_checked=cards is not None)
     complete = len(measured) == len(parts)
     replay = replayed(readings) if complete else None
     sums = SumAndWhole(measured, readings, systematic, replay, cards)

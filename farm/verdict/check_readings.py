@@ -25,7 +25,7 @@ _FIGURES = ("time_us", "energy_mj", "temperature_c", "created_at_s")
 def figures_of_checks(
     session: Session, readings: Sequence[Any], left_out: Collection[str], peaks: Roofline
 ) -> list[CheckedFigure]:
-    """Return the figures of the checks of all cards of a job.
+    """Return the figures of the checks of all cards of a job, those nearest in time first.
 
     Only checks with the protocol that all figures share, with the software of the job, and not long
     before or after every reading of the job on their card. Not those that another process
@@ -57,14 +57,13 @@ def figures_of_checks(
         )
     )
     figures = []
-    for row in session.execute(query.order_by(READING.created_at_s, READING.id)):
-        is_near = all(
-            abs(row.created_at_s - time_s) <= LONGEST_AGE_S for time_s in times_s[row.card_id]
-        )
+    for row in session.execute(query.order_by(READING.id)):
+        age_s = max(abs(row.created_at_s - time_s) for time_s in times_s[row.card_id])
         is_sound = tells_others(row.flags) and not UNSOUND.intersection(row.flags)
-        if is_near and is_sound and row.subject_id not in left_out:
-            figures.append(_figure(row, peaks))
-    return figures
+        if age_s <= LONGEST_AGE_S and is_sound and row.subject_id not in left_out:
+            figures.append((age_s, _figure(row, peaks)))
+    figures.sort(key=lambda aged: aged[0])
+    return [figure for _, figure in figures]
 
 
 def _figure(row: Any, peaks: Roofline) -> CheckedFigure:

@@ -17,7 +17,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean, median
+from statistics import fmean
 from typing import Literal
 
 from farm.types.intervals import student_t_95
@@ -215,9 +215,9 @@ def levels_of(
     figures: Iterable[CheckedFigure], card_ids: Iterable[str]
 ) -> dict[tuple[Kind, Quantity], Level]:
     """Return the levels of cards from the figures that all of them have; no level if there are
-    none."""
+    none. Of several equal figures of a card, the first one counts."""
     cards = sorted(card_ids)
-    readings: dict[tuple[Kind, Quantity, tuple[str, ...]], dict[str, list[float]]] = {}
+    readings: dict[tuple[Kind, Quantity, tuple[str, ...]], dict[str, float]] = {}
     for each in figures:
         values: tuple[tuple[Quantity, float | None], ...] = (
             ("time", each.time),
@@ -226,11 +226,11 @@ def levels_of(
         for quantity, value in values:
             if value is not None:
                 of_figure = readings.setdefault((each.kind, quantity, each.figure), {})
-                of_figure.setdefault(each.card_id, []).append(value)
+                of_figure.setdefault(each.card_id, value)
     rows: dict[tuple[Kind, Quantity], list[list[float]]] = defaultdict(list)
     for (kind, quantity, _), of_card in readings.items():
         if of_card.keys() >= set(cards):
-            rows[kind, quantity].append([median(of_card[card_id]) for card_id in cards])
+            rows[kind, quantity].append([of_card[card_id] for card_id in cards])
     levels = {}
     for (kind, quantity), of_kind in rows.items():
         levels[kind, quantity] = _level(cards, of_kind, REPETITION[kind][quantity])

@@ -82,7 +82,7 @@ def test_a_model_with_gaps_is_listed_and_refused_each_reason_once(farm):
     listed = json.loads(said.stdout)
     assert (said.code, len(listed["gaps"])) == (1, 2)
     assert said.stderr.count("is not in this version's allow-list") == 1
-    name = "_VariableFunctionsClass._fake_quantize_learnable_per_tensor_affine"
+    name = "torch._fake_quantize_learnable_per_tensor_affine"
     assert f"(at 'first' in {name}; at 'second' in {name})" in said.stderr
     assert "→ The sum would miss these calls." in said.stderr
     shown = farm("operators", "gapped")
@@ -159,6 +159,7 @@ def test_what_differs_from_the_users_model_is_said_in_a_line_each(farm):
 
 def test_the_calls_that_another_input_changes_are_listed(farm):
     said = farm("operators", "chosen")
+    assert "(the batch of its example inputs)" in said.stdout
     assert "sizes or branches depend on values (getitem)" in said.stderr
     compared = farm("operators", "chosen", "--compare-inputs", "chosen_other", "--json")
     found = json.loads(compared.stdout)

@@ -110,17 +110,17 @@ def add_check(
     slower: Mapping[str, float],
     hungrier: Mapping[str, float],
     *,
-    prefix: str = "check",
+    job_id: str = "",
     state: str = "done",
     **columns,
 ) -> None:
     """Store a check of a card. ``columns``: of its readings."""
     request = Request(sweep=Sweep(CARD_CHECK, {}, "check"))
-    job_id = f"{prefix}-{card_id[4:8]}"
+    job_id = job_id or f"check-{card_id[4:8]}"
     rows.job(session, request, job_id, state=state)
     for name, (flops, bytes_moved) in CHECKED.items():
         for number in range(FIGURES):
-            label = f"{prefix} {number}"
+            label = f"check {number}"
             key = f"{name}-{label}".replace(" ", "")
             if session.get(tables.Operator, key) is None:
                 rows.operator(session, name, label, flops, bytes_moved)
@@ -169,6 +169,7 @@ def test_a_tuple_is_restated_to_the_card_of_the_whole(job):
         )
     assert "Card checks of 2 cards (9 figures) restate the tuples" in after.systematic_note
     assert "-0.9% of the time" in after.systematic_note
+    assert "do not include" not in after.systematic_note
     # The canary is a convolution, 2 % slower on the other card: the checks explain it.
     assert before.systematic_time == pytest.approx(1.5 / 151.5)
     assert after.systematic_time < 0.001
@@ -193,6 +194,32 @@ def test_a_check_that_says_nothing_about_the_readings_changes_no_verdict(job, co
         add_check(session, rows.CARD, ONES, ONES)
         add_check(session, rows.OTHER_CARD, SLOWER, HUNGRIER, **columns)
     assert verdict_of(job) == before
+
+
+def test_of_several_checks_of_a_card_the_nearest_counts(job):
+    """A card that was repaired since has other levels."""
+    with job.write() as session:
+        add_check(session, rows.CARD, ONES, ONES)
+        add_check(session, rows.OTHER_CARD, SLOWER, HUNGRIER)
+    near = verdict_of(job)
+    much_slower = {name: 1.3 for name in CHECKED}
+    with job.write() as session:
+        for number, age_s in enumerate((-3600.0, 7200.0)):
+            columns = {"created_at_s": 1000.0 + age_s, "job_id": f"other{number}"}
+            add_check(session, rows.OTHER_CARD, much_slower, ONES, **columns)
+    assert verdict_of(job) == near
+
+
+def test_without_canaries_the_checks_are_in_the_interval(job):
+    with job.write() as session:
+        for item in session.exec(select(tables.Item).where(tables.Item.role == "canary")):
+            item.reading_id = None
+    assert "do not include their differences" in verdict_of(job).systematic_note
+    with job.write() as session:
+        add_check(session, rows.CARD, ONES, ONES)
+        add_check(session, rows.OTHER_CARD, SLOWER, HUNGRIER)
+    note = verdict_of(job).systematic_note
+    assert "No canary compares the 2 cards. Card checks" in note
 
 
 def test_one_card_without_a_check_changes_no_verdict(job):
