@@ -89,6 +89,7 @@ TORCH_ROOMS = (
     "farm/models/as_built.py",
     "farm/models/building.py",
     "farm/types/tensor_kinds.py",
+    "farm/types/program_state.py",
     "farm/types/torch_settings.py",
 )
 TORCH_FREE_AT_IMPORT = (

@@ -43,7 +43,7 @@ from farm.models import config_folder, torchvision, weights
 from farm.models.entry import ModelEntry
 from farm.models.source import Source
 from farm.models.user_code import user_code
-from farm.models.user_modules import seeded, user_modules
+from farm.models.user_modules import user_modules
 from farm.settings import settings, user_models
 from farm.types.fields import LARGEST_NUMBER
 from farm.types.variant import FROM_FILE, IMAGE_PX, Variant
@@ -341,6 +341,7 @@ def example(name: str, *, is_small: bool = False) -> UserModel:
     the model can be built so and its inputs do not come from them. ``is_small``: the parameters are
     known to take less, so the function runs once. Raises as `made`."""
     from farm.models.building import built_on_cpu, built_on_meta
+    from farm.types.program_state import seeded
     from farm.types.tensor_kinds import bytes_of
 
     def make() -> UserModel:

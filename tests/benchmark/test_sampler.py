@@ -12,6 +12,7 @@ import pytest
 from farm.benchmark.counter_period import CounterPeriod
 from farm.benchmark.sampler import SampledWindow, Sampler
 from farm.benchmark.window import Pauses, window_power
+from farm.devices.cpu import CpuDevice
 from farm.types.intervals import power_by_step, slope
 from farm.types.reading import Trace
 from tests.benchmark.fake_device import FakeDevice
@@ -329,3 +330,20 @@ def test_all_samplers_of_a_card_learn_the_period_of_its_counter(virtual_time: Vi
         with virtual_time.sampler(fast):
             virtual_time.sleep(2.0)
     assert virtual_time.sampler(fast).period.period_s is None
+
+
+def test_a_power_from_the_counter_names_the_counter_of_its_device(
+    virtual_time: VirtualTime,
+) -> None:
+    class Processor(FakeDevice):
+        counter_source = CpuDevice.counter_source
+
+    for kind, source in ((FakeDevice, "energy_counter"), (Processor, "rapl")):
+        device = kind(tick_s=0.1)
+        for _ in range(4):
+            with virtual_time.sampler(device) as sampler:
+                virtual_time.sleep(3.0)
+        times_s, _ = sampler.ticks()
+        first_step = window_power(sampler, times_s[0], times_s[1], least_steps=1)
+        window = window_power(sampler, times_s[0], times_s[-1])
+        assert (first_step.ticks, first_step.source, window.source) == (2, source, source)

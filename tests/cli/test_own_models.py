@@ -82,7 +82,7 @@ def test_a_model_with_gaps_is_listed_and_refused_each_reason_once(farm):
     listed = json.loads(said.stdout)
     assert (said.code, len(listed["gaps"])) == (1, 2)
     assert said.stderr.count("is not in this version's allow-list") == 1
-    name = "_VariableFunctionsClass._fake_quantize_learnable_per_tensor_affine"
+    name = "torch._fake_quantize_learnable_per_tensor_affine"
     assert f"(at 'first' in {name}; at 'second' in {name})" in said.stderr
     assert "→ The sum would miss these calls." in said.stderr
     shown = farm("operators", "gapped")

@@ -451,6 +451,9 @@ def test_no_such_job(database):
     rows.model_job(database)
     with pytest.raises(NoSuchJob, match="no job 'nope'"):
         built(database, "nope")
+    with pytest.raises(NoSuchJob) as caught:
+        built(database, "layers.csv")  # farm report job1 --csv layers.csv
+    assert "Write > before the file" in caught.value.next_step
 
 
 def test_reports_and_their_rendering_need_no_torch():

@@ -10,7 +10,7 @@ import functools
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,6 +37,7 @@ from farm.addons.predict.reading_sum import sum_of_readings
 from farm.addons.predict.routing import routing_note
 from farm.addons.predict.stored_predictor import (
     CallPrediction,
+    PredictedCost,
     PredictedValue,
     Predictor,
 )
@@ -344,27 +345,16 @@ class _ModelOnCard:
         of_operators = predicted.total.scaled(energy=cards)
         if not missing:
             of_operators = replace(of_operators, energy_mj=PredictedValue(0.0, 0.0, 0.0))
-        costs = [of_operators]
-        for entry in result.missing:
-            collective = of_collectives.get(entry.needed.operator_id)
-            if collective is None:
-                continue
-            if predictor.software is None:  # a lower bound, as of the operators
-                least_us = PredictedValue(collective.time_us.low or 0.0)
-                collective = replace(collective, time_us=least_us)
-            number = entry.needed.all_calls
-            costs.append(collective.scaled(number, number))
-        predicted_cost = sum_of_costs(costs)
+        # Without software, the predictor gives lower bounds.
+        communication = _costs_of_collectives(
+            result.missing, of_collectives, least=predictor.software is None
+        )
+        predicted_cost = sum_of_costs([of_operators, *communication])
+        communication_us = math.fsum(cost.time_us.value for cost in communication)
 
         notes = [*notes_of_collectives, *result.notes]
         if missing:
-            notes = [*predicted.notes, *notes]
-        if result.covered_tuples and missing and _is_of_other_software(predictor, result.software):
-            assert predictor.software is not None
-            notes.append(
-                f"Predictions are for torch {predictor.software.torch}, readings are from torch "
-                f"{result.software.torch}."
-            )
+            notes = [*predicted.notes, *notes, *_notes_on_software(predictor, result)]
         readings_mj = result.readings.energy_mj if result.covered_tuples else Figure(0.0)
         readings = cost_at(replace(result.readings, energy_mj=readings_mj), PREDICTED_LEVEL)
         transfer = predicted.transfer if missing else None
@@ -382,8 +372,7 @@ class _ModelOnCard:
                 for operator_id, entry in unread.items()
             ),
             transfer=transfer,
-            communication_us=result.communication_us
-            + math.fsum(cost.time_us.value for cost in costs[1:]),
+            communication_us=result.communication_us + communication_us,
             least_us=sum_of_floors_us(self.card_model, operators, tf32=self.protocol.tf32),
             idle_power=IdlePower(cards * idle.power_w, idle.source),
             notes=tuple(notes),
@@ -457,6 +446,27 @@ class _ModelOnCard:
         return replace(result, notes=(note, *result.notes)) if note else result
 
 
+def _costs_of_collectives(
+    missing: Sequence[MissingTuple], predictions: Mapping[str, CallPrediction], *, least: bool
+) -> list[PredictedCost]:
+    """Return the cost of all calls of each predicted collective.
+
+    Args:
+        predictions: tuple id -> the cost of one call.
+        least: count the lower ends of the times.
+    """
+    costs: list[PredictedCost] = []
+    for entry in missing:
+        cost = predictions.get(entry.needed.operator_id)
+        if cost is None:
+            continue
+        if least:
+            cost = replace(cost, time_us=PredictedValue(cost.time_us.low or 0.0))
+        number = entry.needed.all_calls
+        costs.append(cost.scaled(number, number))
+    return costs
+
+
 def _readings_of(selected: SelectedReadings) -> list[Any]:
     """The selected readings, each one time."""
     readings_by_id: dict[str, Any] = {}
@@ -483,5 +493,12 @@ def _notes_of(selected: SelectedReadings, missing: Sequence[MissingTuple]) -> It
             yield f"{entry.needed.label} ({share}) has no reading: {entry.needed.mismatch}."
 
 
-def _is_of_other_software(predictor: Predictor, software: Software) -> bool:
-    return predictor.software is not None and predictor.software.id != software.of_one_card.id
+def _notes_on_software(predictor: Predictor, result: Estimate) -> Iterator[str]:
+    """A note if predictions and readings are of different software."""
+    learned, measured = predictor.software, result.software
+    if learned is None or not result.covered_tuples:
+        return
+    if learned.id != measured.of_one_card.id:
+        yield (
+            f"Predictions are for torch {learned.torch}, readings are from torch {measured.torch}."
+        )

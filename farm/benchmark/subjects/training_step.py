@@ -73,7 +73,7 @@ class TrainingStep(WholeModel):
             step.count_from_one()
             step.run()
 
-        return (
+        return Observation(
             functools.partial(compare_with_unwatched, plainly, observe, device, grad_enabled=True),
             lambda around: observe(around=around),
         )
