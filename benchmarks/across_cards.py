@@ -2,8 +2,8 @@
 packaged readings.
 
     python benchmarks/across_cards.py choose    # writes farm/data/calibration.json
-    python benchmarks/across_cards.py develop   # errors for the families of the list, one family
-    left out in turn python benchmarks/across_cards.py evaluate  # errors for all other families
+    python benchmarks/across_cards.py develop   # families of the list, one left out in turn
+    python benchmarks/across_cards.py evaluate  # errors for all other families
     python benchmarks/across_cards.py offset    # power of single H200s, with 30 readings of each
 
 The list and the constants of `farm.addons.predict.transfer` use readings of `LIST_FAMILIES` alone.
@@ -54,6 +54,15 @@ MOST_US, MOST_BYTES = 2000.0, 1 << 30  # of one call of a calibration tuple
 NUMBERS = (0, 10, 30, 100)
 LEAST_OF_CARD = 60  # readings of a card whose offset is evaluated
 LEAST_MEASURED = 0.75  # share of the tuples of a model that both cards have readings of
+
+#: Target -> its column in the tables.
+SUMS = {"sum time": "time of a sum", "sum energy": "energy of a sum"}
+COLUMNS = {
+    "time_us": "time of a tuple",
+    "power_w": "power of a tuple",
+    "energy_mj": "energy of a tuple",
+    **SUMS,
+}
 
 #: Target -> its measured value in a row of a data set.
 VALUES = {
@@ -177,10 +186,9 @@ class Errors:
         if found is None:
             return text
         inside = float((abs(errors) <= widths)[known].mean())
-        return (
-            f"{text} ({100 * inside:.0f}, {found.worst_family} {100 * found.worst:.0f}, "
-            f"{found.width:.2f})"
-        )
+        # A family has only a few whole models.
+        worst = "" if target in SUMS else f"{found.worst_family} {100 * found.worst:.0f}, "
+        return f"{text} ({100 * inside:.0f}, {worst}{found.width:.2f})"
 
 
 def predicted(costs: CallCosts, share: float, counts: np.ndarray) -> tuple[float, float]:
@@ -310,11 +318,12 @@ class Comparison:
                 )
 
     def show(self, title: str) -> None:
-        columns = ("time_us", "power_w", "energy_mj", "sum time", "sum energy")
         print(f"\n{title}: {self.names[0]} -> {self.names[1]}")
-        print("| method | " + " | ".join(columns) + " |\n|" + " --- |" * (len(columns) + 1))
+        print(
+            "| method | " + " | ".join(COLUMNS.values()) + " |\n|" + " --- |" * (len(COLUMNS) + 1)
+        )
         for method, errors in self.found.items():
-            print(f"| {method} | " + " | ".join(errors.cell(one) for one in columns) + " |")
+            print(f"| {method} | " + " | ".join(map(errors.cell, COLUMNS)) + " |")
         counts = {
             name: len(values) for name, values in next(iter(self.found.values())).values.items()
         }

@@ -16,6 +16,7 @@ item to its written result."""
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import time
@@ -290,9 +291,8 @@ def measure(database: Any, requests: list[Request], cards: list[Any], until_s: f
                 try:
                     made = submit(
                         database,
-                        ResolvedRequest.of(one, [card_id]),
-                        pinned=True,
-                        wait_for_workers=farm.wait_ready,
+                        dataclasses.replace(ResolvedRequest.of(one, [card_id]), pinned=True),
+                        farm=farm,
                     )
                     capture_id = capture_for(
                         database, one, device_type=cards[0].kind, torch=torch_version()

@@ -81,7 +81,7 @@ ENUMERATED = {"approximate", "reduce", "rounding_mode", "side", "ord", "driver",
 NOT_TAKEN_APART = frozenset(["_pack_padded_sequence_backward"])
 #: Return values to the host: a step waits for them.
 RETURN_TO_HOST = frozenset(["_local_scalar_dense", "equal"])
-#: `farm.operators.value_sizes` bounds the size, and a rule of the worker chooses the values.
+#: `farm.operators.output_sizes` bounds the size, and a rule of the worker chooses the values.
 SIZE_HAS_RULE = frozenset(
     [
         "index.Tensor",

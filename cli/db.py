@@ -11,7 +11,7 @@ import typer
 from cli import output
 from cli.options import AsJson
 from cli.output import emit, emit_json, say
-from farm.errors import UsageError
+from farm.errors import SchemaMismatch, UsageError
 
 app = typer.Typer(
     help="Create, update and check the database's tables; delete old data.", no_args_is_help=True
@@ -21,11 +21,22 @@ app = typer.Typer(
 @app.command(epilog="Example: farm db upgrade")
 def upgrade() -> None:
     """Create the tables, or migrate them to this program's schema."""
+    from farm.jobs.cards import served
     from farm.settings import settings
     from farm.store.database import Database
+    from farm.types.format import few
 
     database = Database(settings().database)
     before = database.schema_version()
+    if before and database.older_schema():
+        working = served(database, settings().heartbeat_s)
+        if working:
+            raise SchemaMismatch(
+                f"Workers of an older version use the database {database}, which has schema "
+                f"{before}: {few(working)}. Nothing was changed.",
+                "Stop all workers and runs (docs/operate.md, Upgrading), then repeat this command. "
+                "Killed ones count for three heartbeats.",
+            )
     database.upgrade()
     after = database.schema_version()
     emit(

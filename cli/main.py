@@ -52,6 +52,7 @@ def built(command: Command) -> Any:
         registered = parent.registered_commands
     for entry in registered:
         entry.epilog = entry.epilog or example
+        entry.short_help = _first_paragraph(entry.callback)
         entry.callback = flat(entry.callback)  # type: ignore[arg-type]
     return typer.main.get_group(parent).commands[command.name]
 
@@ -72,11 +73,19 @@ class _Commands(Mapping[str, Any]):
         return len(all_commands())
 
 
-def _help_of(command: Command) -> str | None:
+def _help_of(command: Command) -> str:
     implementation = at(command.place)
     if isinstance(implementation, typer.Typer):
-        return implementation.info.help  # type: ignore[return-value]
-    return inspect.getdoc(implementation)
+        return str(implementation.info.help)
+    return _first_paragraph(implementation)
+
+
+def _first_paragraph(implementation: Any) -> str:
+    """Return the first paragraph of a docstring on one line: a table of commands keeps the ends of
+    lines.
+    """
+    text = inspect.getdoc(implementation) or ""
+    return " ".join(text.partition("\n\n")[0].split())
 
 
 class FarmGroup(TyperGroup):
@@ -212,7 +221,7 @@ def _usage_error(error: Any, outer: Any = None) -> tuple[str, str]:
     if error_type == "NoSuchOption":
         names: list[str] = []
         for option in context.command.params if context else ():
-            names += [*option.opts, *option.secondary_opts]
+            names += [text for text in (*option.opts, *option.secondary_opts) if text[:1] == "-"]
         return f"There is no option '{error.option_name}'.", did_you_mean(
             error.option_name, names
         ) or step

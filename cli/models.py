@@ -64,9 +64,13 @@ def operators(
     if as_json:
         emit_json(listed.to_json())
     elif listed.rows:
-        default = f" (the default batch on {_KINDS[kind]})" if kind else ""
+        origin = ""
+        if kind and resolved.model.usual_batch(0):
+            origin = " (the batch of its example inputs)"
+        elif kind:
+            origin = f" (the default batch on {_KINDS[kind]})"
         card = f", kernels of {listed.card_model}" if listed.card_model else ""
-        show(lists.operators(listed.to_json()["operators"], f"{resolved.title}{card}{default}"))
+        show(lists.operators(listed.to_json()["operators"], f"{resolved.title}{card}{origin}"))
     for label, reason in listed.mismatches.items():
         say(f"→ {label} is not measured: {reason}.")
     if listed.note_on_values:

@@ -351,10 +351,15 @@ def _several_values(field: Field, text: str) -> Sequence[int | str | None]:
     `UsageError` for an unknown word."""
     if field.type is int:
         return sizes(f"--{field.name}", text)
-    words = ["" if word.strip() == "none" else word.strip() for word in text.split(",")]
-    for word in words:
+    words = [word.strip() for word in text.split(",")]
+    if "" in words:
+        raise UsageError(
+            f"--{field.name} '{text}' has an empty name.", "Separate names by one comma each."
+        )
+    chosen = ["" if word == "none" else word for word in words]
+    for word in chosen:
         field.check_choice(word)
-    return words
+    return chosen
 
 
 def _without_precision(request: PartialRequest) -> PartialRequest:

@@ -63,12 +63,8 @@ def measure(
     cards: list[Card],
     submissions: Submissions,
     ending: Ending,
-    *,
-    pinned: bool = False,
 ) -> None:
-    """Start a farm for this command and measure the batches of requests, one after the other.
-    ``pinned``: see `tasks.submissions.submit`.
-    """
+    """Start a farm for this command and measure the batches of requests, one after the other."""
     # Celery loads only when there is something to do.
     from farm.settings import settings
     from tasks.doctor.host import check_alone, disturbances
@@ -84,7 +80,12 @@ def measure(
         say(f"Starting workers for {'; '.join(str(card) for card in cards)}")
 
     with EmbeddedFarm(
-        settings(), database, cards, starting=starting, uninterrupted=ending.uninterrupted
+        settings(),
+        database,
+        cards,
+        starting=starting,
+        uninterrupted=ending.uninterrupted,
+        say=say,
     ) as farm:
 
         def tend() -> None:
@@ -94,9 +95,7 @@ def measure(
         try:
             for requests in batches:
                 before = len(submissions.job_ids)
-                submissions.submit_all(
-                    database, requests, progress=follow.working, pinned=pinned, farm=farm
-                )
+                submissions.submit_all(database, requests, progress=follow.working, farm=farm)
                 tend()
                 follow.follow(database, submissions.job_ids[before:], tend=tend)
         finally:
@@ -120,7 +119,8 @@ def submit(options: CliOptions, wait: bool = False) -> None:
     check_broker(settings())
     database = output.open_database()
     cards = choose_cards(serving_cards(database, options.card or []), options.card or [])
-    requests = resolve_all(partials, cards, target=settings().target)
+    pinned = bool(options.card)
+    requests = resolve_all(partials, cards, target=settings().target, pinned=pinned)
     say_differences(requests)
     submissions = Submissions(say)
     if options.dry_run:
@@ -129,7 +129,7 @@ def submit(options: CliOptions, wait: bool = False) -> None:
         return
     try:
         left = submissions.still_to_do(database, requests)
-        submissions.submit_all(database, left, progress=follow.working, pinned=bool(options.card))
+        submissions.submit_all(database, left, progress=follow.working)
         if wait:
             follow.follow(database, submissions.job_ids)
     except KeyboardInterrupt as interruption:

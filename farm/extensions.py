@@ -21,10 +21,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from farm.errors import SettingsError, UsageError
-from farm.types.add_on import AddOn
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+
+    from farm.types.add_on import AddOn
 
 GROUP = "farm.addons"
 DISTRIBUTION = "operator-farm"

@@ -145,7 +145,7 @@ def _planned_and_judged() -> list[JudgedCheck]:
             requests = checks.requests(session, due)
         for resolved in requests:
             with contextlib.suppress(FarmError):  # a card may have stopped meanwhile
-                submit(database, resolved, pinned=True)
+                submit(database, resolved)
         return [checks.judged(database, job_id) for job_id in options.ended]
 
 

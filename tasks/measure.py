@@ -25,7 +25,13 @@ from kombu.exceptions import OperationalError
 from redis import RedisError
 
 from farm.devices.device import Card
-from farm.errors import CardUnavailable, DatabaseUnreachable, FarmError, UnhealthyCard
+from farm.errors import (
+    CardUnavailable,
+    DatabaseUnreachable,
+    FarmError,
+    SchemaMismatch,
+    UnhealthyCard,
+)
 from farm.jobs import cards
 from farm.jobs.compile_ahead import CompileAhead
 from farm.jobs.item_driver import ItemDriver, log
@@ -179,7 +185,7 @@ def begin(**_: Any) -> None:
         process=process,
     )
     worker.ahead = CompileAhead(
-        worker.database, card_id, lambda ids: worker.follow_up(FollowUp(False, woken=tuple(ids)))
+        worker.database, card_id, lambda ids: worker.follow_up(FollowUp(woken=tuple(ids)))
     )
     process.worker = worker
     worker.benchmark.start()
@@ -275,12 +281,12 @@ def run_item(task: Task | None, worker: CardWorker, item_id: int) -> dict[str, A
     Raises:
         Ignore: there is nothing to do, or the card cannot measure; its items wait in the database.
         Reject: this worker is stopping; the message returns to the queue.
-        DatabaseUnreachable: see `ItemDriver.retried`.
+        DatabaseUnreachable, SchemaMismatch: see `ItemDriver.retried`.
     """
     worker.task = task
     try:
         outcome = worker.run(item_id)
-    except DatabaseUnreachable as error:
+    except (DatabaseUnreachable, SchemaMismatch) as error:
         if not worker.stop_requested():
             raise
         raise Reject(error.message, requeue=True) from error

@@ -38,9 +38,14 @@ if TYPE_CHECKING:
 
 
 def resolve_all(
-    partials: Iterable[PartialRequest], cards: Sequence[Card], *, target: float
+    partials: Iterable[PartialRequest],
+    cards: Sequence[Card],
+    *,
+    target: float,
+    pinned: bool = False,
 ) -> list[ResolvedRequest]:
-    """Return a resolved request for each partial request and card model.
+    """Return a resolved request for each partial request and card model. ``pinned``: see
+    `ResolvedRequest`.
 
     Raises:
         UsageError: a value is wrong. For a request from a file, the message begins with file and
@@ -52,7 +57,7 @@ def resolve_all(
     for partial in partials:
         for group in by_model(cards).values():
             with _located(partial.where):
-                resolved.append(resolve(partial, group, target=target, alone=alone))
+                resolved.append(resolve(partial, group, target=target, alone=alone, pinned=pinned))
     check_names([entry.request for entry in resolved])
     return resolved
 
@@ -185,40 +190,29 @@ class Submissions:
         requests: Sequence[ResolvedRequest],
         *,
         progress: Callable[[], contextlib.AbstractContextManager[OnProgress]],
-        pinned: bool = False,
         farm: EmbeddedFarm | None = None,
     ) -> None:
         """Submit a job for each request. If one of several cannot be measured, leave it out.
 
         Args:
             progress: returns a context manager that shows the progress of one job.
-            pinned: a person named the cards with --card.
             farm: the embedded farm of `farm run`. Its workers start while the first model is
                 captured; they do not start if the database has readings for all items.
         """
         # Check operator names and the memory of training steps before any worker starts.
-        checked: list[tuple[ResolvedRequest, int | None]] = []
+        checked: list[ResolvedRequest] = []
         for resolved in self.fitting(requests):
             with self._or_refused(resolved):
-                capture_id = None
                 if captures.is_captured_first(resolved):
                     capture_id = captures.checked_capture(database, resolved)
-                checked.append((resolved, capture_id))
-        for resolved, capture_id in checked:
-            is_registered = farm is not None and bool(resolved.done_by) and farm.registered()
-            if farm is not None and not is_registered:
+                    resolved = dataclasses.replace(resolved, capture_id=capture_id)
+                checked.append(resolved)
+        for resolved in checked:
+            if farm is not None and _is_planned_with_workers(resolved, farm):
                 farm.start()
             with self._or_refused(resolved):
                 with progress() as report:
-                    plan = submit(
-                        database,
-                        resolved,
-                        capture_id=capture_id,
-                        pinned=pinned,
-                        wait_for_workers=farm.wait_ready if farm else lambda: None,
-                        is_registered=is_registered,
-                        progress=report,
-                    )
+                    plan = submit(database, resolved, farm=farm, progress=report)
                 self.submitted.append(plan)
                 self._say_submitted(resolved.request, plan)
 
@@ -268,22 +262,15 @@ def submit(
     database: Database,
     resolved: ResolvedRequest,
     *,
-    capture_id: int | None = None,
-    pinned: bool = False,
-    wait_for_workers: Callable[[], None] = lambda: None,
-    is_registered: bool = False,
+    farm: EmbeddedFarm | None = None,
     progress: OnProgress = lambda doing, done, of: None,
 ) -> JobPlan:
     """Create a job for the request and publish its items. If readings exist for all items, close
     the job at once.
 
     Args:
-        capture_id: see `farm.jobs.create.open_job`.
-        pinned: a person named the cards, and no other card measures items of the job.
-        wait_for_workers: starts the workers of an embedded farm and returns when they listen. It
-            is called before the first message is published; unless ``is_registered``, it is
-            called before planning.
-        is_registered: the rows of the cards in the database are up to date.
+        farm: the embedded farm of the command. Its workers are started, and listen before the first
+            message is published.
 
     Raises:
         FarmError: an error of the request, the cards, the database or the broker. If the job is in
@@ -291,18 +278,23 @@ def submit(
     """
     from tasks import queues  # Celery loads only when there is something to publish
 
-    # Only the first call waits: if a worker dies later, its supervisor restarts it.
-    wait_for_workers = functools.cache(wait_for_workers)
+    @functools.cache  # if a worker dies later, its supervisor restarts it
+    def wait_for_workers() -> None:
+        if farm is not None:
+            farm.wait_ready()
+
+    def wait_before_planning() -> None:
+        if farm is not None and _is_planned_with_workers(resolved, farm):
+            wait_for_workers()
+
     if resolved.variant is not None:
         progress(f"Capturing {resolved.variant.model}", 0, 0)
         captures.capture_all_layers(database, resolved)
     plan = create.open_job(
         database,
         resolved,
-        capture_id=capture_id,
         farm=queues.own_farm(),
-        pinned=pinned,
-        wait_for_workers=(lambda: None) if is_registered else wait_for_workers,
+        wait_for_workers=wait_before_planning,
         grown=_publishing_while_it_grows(database, resolved.request, wait_for_workers, progress),
     )
     try:
@@ -315,6 +307,13 @@ def submit(
         jobs.cancel(database, plan.job_id)  # nothing is published yet
         raise
     return plan
+
+
+def _is_planned_with_workers(resolved: ResolvedRequest, farm: EmbeddedFarm) -> bool:
+    """True if the workers of a farm write the rows of its cards before a job is planned. A job
+    whose readings exist needs no workers if the rows are up to date.
+    """
+    return not (resolved.done_by and farm.registered())
 
 
 def _publishing_while_it_grows(

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import psutil
 import pytest
 import typer.testing
@@ -36,6 +37,12 @@ from tests.servers import PostgresServer
 
 if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
+
+# No test of a property fails because the machine is slow.
+hypothesis.settings.register_profile(
+    "farm", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("farm")
 
 # One thread of torch per test process: there is one process per core, and more threads would only
 # compete.

@@ -1,5 +1,5 @@
-"""Control single SQL statements in tests: run another writer just before one, or count the values
-of one.
+"""Control single SQL statements in tests: run another writer just before one, count the values of
+one, or choose the order of its rows.
 """
 
 from __future__ import annotations
@@ -17,6 +17,39 @@ from farm.store.database import Database
 #: Time limit of the second thread. If the first holds a lock that it needs, it waits and ends
 #: later.
 HEAD_START_S = 0.5
+
+#: Settings of a connection with which a database returns the rows of a query without an order in
+#: different orders, by the kind of the database.
+ORDERS = {
+    "sqlite": (
+        ("PRAGMA reverse_unordered_selects=OFF",),
+        ("PRAGMA reverse_unordered_selects=ON",),
+    ),
+    "postgresql": (
+        ("SET enable_sort=off", "SET enable_mergejoin=off", "SET enable_indexscan=off"),
+        ("SET enable_hashagg=off", "SET enable_hashjoin=off", "SET enable_seqscan=off"),
+    ),
+}
+
+
+@contextlib.contextmanager
+def rows_in_order(database: Database, order: int) -> Iterator[None]:
+    """Let the database return the rows of queries without an order in one of its two `ORDERS`."""
+    settings = ORDERS[database.url.get_backend_name()][order]
+
+    def configure(connection: Any, _record: Any) -> None:
+        cursor = connection.cursor()
+        for setting in settings:
+            cursor.execute(setting)
+        connection.commit()
+
+    database.engine.dispose()
+    event.listen(database.engine, "connect", configure)
+    try:
+        yield
+    finally:
+        event.remove(database.engine, "connect", configure)
+        database.engine.dispose()
 
 
 @contextlib.contextmanager

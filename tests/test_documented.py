@@ -68,6 +68,16 @@ def test_every_help_ends_with_an_example(path):
     assert COMMANDS[path].epilog.startswith(f"Example: {path}")
 
 
+@pytest.mark.parametrize("group", [[], ["predict"]])
+def test_a_list_of_commands_breaks_no_line_of_their_help(group, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    shown = CliRunner().invoke(app, [*group, "--help"]).stdout
+    path = " ".join(["farm", *group])
+    for name, command in COMMANDS.items():
+        if command.short_help and name.rpartition(" ")[0] == path:
+            assert f" {command.short_help} " in shown, name
+
+
 def test_an_option_is_written_in_the_same_way_in_every_command():
     options = defaultdict(set)
     for command in COMMANDS.values():

@@ -50,19 +50,23 @@ def shown(printed: str) -> str:
     return _PROGRESS.sub("", printed).replace(str(FOLDER), "farm/data").rstrip()
 
 
-def farm(command: str, *, precise: bool) -> str:
-    """Run a command. Measure like a reader if `precise`, otherwise for a short time."""
+def farm(command: str, *, precise: bool) -> tuple[str, str]:
+    """Run a command. Measure like a reader if `precise`, otherwise for a short time.
+
+    Returns:
+        the result, and what a page shows: with notes, unless they are those of a measurement.
+    """
     measures = command.startswith("run ")
     quickly = ["--quick", "--window", "0.1"] if measures and not precise else []
     said = CliRunner().invoke(app, [*shlex.split(command), *quickly])
     assert said.exit_code == 0, said.output
-    return said.stdout if measures or "--json" in command else said.output
+    return said.stdout, said.stdout if measures or "--json" in command else said.output
 
 
 def own_job() -> str:
     (job,) = [
         job["id"]
-        for job in json.loads(farm("jobs --json", precise=False))["jobs"]
+        for job in json.loads(farm("jobs --json", precise=False)[0])["jobs"]
         if job["title"].startswith(_OWN)
     ]
     return job
@@ -88,11 +92,13 @@ def test_commands_print_what_the_page_shows(page: Path, request, tmp_path, monke
             continue
         command = block.text.strip().removeprefix("farm ")
         own = _OWN in command or "JOB" in command
-        printed = farm(
+        result, printed = farm(
             command.replace("JOB", own_job()) if "JOB" in command else command, precise=anew
         )
         if anew:
             page.write_text(rewritten(page.read_text(), block, printed))
         elif not command.startswith("run ") and not own:
-            missing = words(block.shown.removesuffix(_REST)) - words(printed)
-            assert not missing, command
+            expected = words(block.shown.removesuffix(_REST))
+            assert not expected - words(printed), command
+            if not block.shown.endswith(_REST):
+                assert not words(result) - expected, f"{command} prints more than the page shows"

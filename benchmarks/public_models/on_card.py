@@ -130,8 +130,8 @@ def opened_job(name: str, card: Any, database: Any, farm: Any, within: float) ->
 
     precision = within if within and card.is_gpu else None  # a CPU times all tuples in turn
     partial = PartialRequest(model=name, within=precision, reuse="card")
-    resolved = resolve(partial, [card], target=0.95)
-    plan = submit(database, resolved, pinned=True, wait_for_workers=farm.wait_ready)
+    resolved = resolve(partial, [card], target=0.95, pinned=True)
+    plan = submit(database, resolved, farm=farm)
     print(f"{plan.title}: {plan.new} to measure, {plan.reused} measured already", flush=True)
     return plan.job_id
 

@@ -274,7 +274,7 @@ class Laboratory:
             for operator_id, named in by_tuple.items():
                 one = session.get_one(tables.Operator, operator_id)
                 count = sum(named.values())
-                weight_us = count * roofline.estimate_us(one.flops, one.bytes_moved, one.short_name)
+                weight_us = count * roofline.call_us(one)
                 subject = Subject("operator", operator_id, one.spec)
                 found.append(
                     Sample(

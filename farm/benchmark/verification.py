@@ -58,7 +58,6 @@ from farm.operators.rebuild import rebuild
 from farm.subjects.label import label_of
 from farm.types.protocol import Protocol
 from farm.types.subject import Subject
-from farm.types.variant import Variant
 from farm.types.verification import Eagerly, InModelTimes, Launches, OtherCalls, Verification
 
 _log = logging.getLogger(__name__)
@@ -93,27 +92,29 @@ def verify(
         Unmeasurable: the model does not fit on the card, or raised there.
     """
     one_stream(device)
-    kind, not_captured = kind_of_variant(Variant.from_json(subject.spec)), None
+    kind, not_captured = kind_of_variant(subject.variant), None
     if record is None and device.type == "cuda" and protocol.launch == "graph":
         record = functools.partial(_as_graph, device=device, waits=kind.has_host_steps)
     with _errors_of_model(), numeric_flags(protocol):
         if ranks.world() > 1:
             return _verify_rank(subject, protocol, device, predicted or {})
-        compare, timed = kind.observation(subject, protocol, device)
+        observation = kind.observation(subject, protocol, device)
         try:
-            found = compare(record=record)
+            watched = observation.compare(record=record)
         except NotCaptured as error:
             record, not_captured = None, error_text(error)  # verify the eager pass instead
-            found = compare()
-        in_model = time_in_model(timed, found.capture, device, record=record)
-        found = _checked(found, predicted or {}, device)
-        tuple_kernels = _tuple_kernels(found.capture, protocol, device, record or (lambda run: run))
+            watched = observation.compare()
+        in_model = time_in_model(observation.run, watched.capture, device, record=record)
+        watched = _checked(watched, predicted or {}, device)
+        tuple_kernels = _tuple_kernels(
+            watched.capture, protocol, device, record or (lambda run: run)
+        )
     findings = dataclasses.replace(
-        _compared(found, predicted),
+        _compared(watched, predicted),
         launch="graph" if record is not None else "eager",
         not_captured=not_captured,
         tuple_kernels=tuple_kernels,
-        mismatches=found.capture.mismatches or None,
+        mismatches=watched.capture.mismatches or None,
         in_model=in_model,
         numerics={  # settings that decide which kernels run
             "tf32": protocol.tf32,
@@ -122,9 +123,9 @@ def verify(
         },
     )
     as_predicted = predicted is not None and not (findings.missing or findings.unexpected)
-    if as_predicted and not _has_deciding_values(found.capture):
+    if as_predicted and not _has_deciding_values(watched.capture):
         return findings
-    observed = {**capture_json(found.capture), **kind.facts(subject, device)}
+    observed = {**capture_json(watched.capture), **kind.facts(subject, device)}
     return dataclasses.replace(findings, observed=observed)
 
 
@@ -146,15 +147,19 @@ def _has_deciding_values(capture: CapturedPass) -> bool:
     return any(spec.without_values is not spec for spec in capture.tuples.values())
 
 
-def _checked(found: WatchedPass, predicted: Mapping[str, int], device: torch.device) -> WatchedPass:
+def _checked(
+    watched: WatchedPass, predicted: Mapping[str, int], device: torch.device
+) -> WatchedPass:
     """Check the captured tuples on this device. A CPU runs what was predicted, so only others are
     checked there.
     """
     corrected = functools.partial(as_computed, on_card=False)
     known = predicted if device.type == "cpu" else ()
     check = functools.partial(self_check.checked_on, device, corrected=corrected, known=known)
-    eager = found.eager and dataclasses.replace(found.eager, capture=check(found.eager.capture))
-    return dataclasses.replace(found, capture=check(found.capture), eager=eager)
+    eager = watched.eager and dataclasses.replace(
+        watched.eager, capture=check(watched.eager.capture)
+    )
+    return dataclasses.replace(watched, capture=check(watched.capture), eager=eager)
 
 
 def _verify_rank(
@@ -164,7 +169,7 @@ def _verify_rank(
 
     The profiler is not used, because it would slow down the next measurements of the ranks.
     """
-    variant = Variant.from_json(subject.spec)
+    variant = subject.variant
     capture = kind_of_variant(variant).capture_rank(variant, protocol, device)
     gc.collect()  # a split model refers to itself; the measurement needs its memory
     findings = _compared(WatchedPass(capture, Counter(), Counter(), Counter(), []), predicted)
@@ -175,12 +180,12 @@ def _verify_rank(
     return dataclasses.replace(findings, observed=capture_json(capture))
 
 
-def _compared(found: WatchedPass, predicted: Mapping[str, int] | None) -> Verification:
+def _compared(watched: WatchedPass, predicted: Mapping[str, int] | None) -> Verification:
     """Compare the observed pass with the prediction and with unobserved passes.
 
     Values that decide the work of a call are not compared: a prediction may not have them.
     """
-    capture = found.capture
+    capture = watched.capture
     plain = {spec.without_values.id: spec.without_values for spec in capture.tuples.values()}
     observed_calls = Counter(
         capture.tuples[call.tuple_id].without_values.id for call in capture.calls
@@ -188,7 +193,10 @@ def _compared(found: WatchedPass, predicted: Mapping[str, int] | None) -> Verifi
     expected = observed_calls if predicted is None else Counter(predicted)
     missing, unexpected = expected - observed_calls, observed_calls - expected
     differences = [
-        *(f"capturing the pass changes its kernel launches: {text}" for text in found.differences),
+        *(
+            f"capturing the pass changes its kernel launches: {text}"
+            for text in watched.differences
+        ),
         *(
             f"predicted, but not run on the card: {count}x {tuple_id}"
             for tuple_id, count in missing.items()
@@ -201,17 +209,17 @@ def _compared(found: WatchedPass, predicted: Mapping[str, int] | None) -> Verifi
         *(f"overlap: {text}" for text in capture.overlaps),
     ]
     return Verification(
-        eagerly=_eagerly(found),
-        matches=predicted is not None and not (missing or unexpected or found.differences),
-        observer_effect=tuple(found.differences)[:KEPT_DIFFERENCES],
+        eagerly=_eagerly(watched),
+        matches=predicted is not None and not (missing or unexpected or watched.differences),
+        observer_effect=tuple(watched.differences)[:KEPT_DIFFERENCES],
         missing=dict(missing),
         unexpected=dict(unexpected),
         gaps=capture.gaps[:KEPT_DIFFERENCES],
         overlaps=capture.overlaps[:KEPT_DIFFERENCES],
-        unobserved_kernels=sum(found.unobserved.values()),
+        unobserved_kernels=sum(watched.unobserved.values()),
         kernels={
-            name: Launches(found.unobserved[name], round(time_us, 3))
-            for name, time_us in found.unobserved_times_us.most_common(KEPT_KERNELS)
+            name: Launches(watched.unobserved[name], round(time_us, 3))
+            for name, time_us in watched.unobserved_times_us.most_common(KEPT_KERNELS)
         },
         differences=tuple(differences[:KEPT_DIFFERENCES]),
         difference_count=len(differences),
@@ -239,16 +247,16 @@ def _as_graph(run: Callable[[], object], device: torch.device, waits: bool) -> C
     return replay
 
 
-def _eagerly(found: WatchedPass) -> Eagerly | None:
+def _eagerly(watched: WatchedPass) -> Eagerly | None:
     """The differences between an eager pass and the measured run; None if there was no separate
     eager pass.
     """
-    if found.eager is None:
+    if watched.eager is None:
         return None
-    launched, eager = found.capture.counts, found.eager.capture.counts
-    specs = {**found.eager.capture.tuples, **found.capture.tuples}
-    kernels = sorted(found.unobserved.keys() | found.eager.unobserved.keys())
-    apart = {name: (found.unobserved[name], found.eager.unobserved[name]) for name in kernels}
+    launched, eager = watched.capture.counts, watched.eager.capture.counts
+    specs = {**watched.eager.capture.tuples, **watched.capture.tuples}
+    kernels = sorted(watched.unobserved.keys() | watched.eager.unobserved.keys())
+    apart = {name: (watched.unobserved[name], watched.eager.unobserved[name]) for name in kernels}
     return Eagerly(
         operators=tuple(
             OtherCalls(
@@ -265,8 +273,8 @@ def _eagerly(found: WatchedPass) -> Eagerly | None:
                 :KEPT_KERNELS
             ]
         ),
-        kernel_time_us=round(sum(found.unobserved_times_us.values()), 3),
-        eager_kernel_time_us=round(sum(found.eager.unobserved_times_us.values()), 3),
+        kernel_time_us=round(sum(watched.unobserved_times_us.values()), 3),
+        eager_kernel_time_us=round(sum(watched.eager.unobserved_times_us.values()), 3),
     )
 
 

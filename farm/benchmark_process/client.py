@@ -336,22 +336,20 @@ class BenchmarkProcess:
         self,
         request: MeasureRequest,
         *,
-        verify: bool | None = None,
+        verify: bool = False,
         timeout_s: float | None = None,
         on_phase: OnPhase | None = None,
     ) -> CardReading:
-        """Measure one item. Verify it first if it is a variant with a prediction. Raises as `call`.
+        """Measure one item. Raises as `call`.
 
         Args:
-            verify: True to verify, False to omit it; by default verify if there is a prediction.
+            verify: first verify the item, which is a variant, against ``request.predicted``.
             timeout_s: longest time of the verification, and also of the measurement; see `call`.
             on_phase: see `call`.
         """
         software, card = self.wait_ready(), self.card
         verification: Verification | None = None
         failure = ""
-        if verify is None:
-            verify = request.predicted is not None
         if verify:
             verifying = VerifyRequest(request.subject, request.protocol, request.predicted)
             try:

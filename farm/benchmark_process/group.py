@@ -16,19 +16,16 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from farm.benchmark.bus_rate import bus_bytes_per_s
 from farm.benchmark_process.client import A, BenchmarkProcess, CardReading, Rank
 from farm.benchmark_process.requests import MeasureRequest, ProcessRequest, VerifyRequest
 from farm.devices.host import link_between
-from farm.errors import HostBusy, NoSuchCard, TupleRejected, Unmeasurable
+from farm.errors import HostBusy, NoSuchCard, Unmeasurable
 from farm.settings import START_TIMEOUT_S
 from farm.settings.shared_files import TemporaryFolder, remove_left
-from farm.subjects.parsing import parse
-from farm.subjects.registry import kind_of
 from farm.types.protocol import OnPhase
 from farm.types.rank_readings import of_ranks
-from farm.types.reading import Reading
 from farm.types.software import Software
-from farm.types.subject import Subject
 from farm.types.verification import Verification
 
 POLL_S = 0.02
@@ -154,7 +151,7 @@ class BenchmarkGroup:
             merged = merged.lacking("verification", unverified)
         cards = dataclasses.replace(
             merged.details.cards,
-            bus_bytes_per_s=_bus_bytes_per_s(request.subject, merged),
+            bus_bytes_per_s=bus_bytes_per_s(request.subject, merged),
             link_bytes_per_s=self._link[1],
         )
         reading = merged.noting(cards=cards)
@@ -221,14 +218,3 @@ class BenchmarkGroup:
         rank, error = min(failures, key=lambda failure: failure[1].reason in _PERHAPS_OF_A_PEER)
         text = f"Rank {rank} of {len(self.card_ids)} on {self.card_ids[rank]}: {error.message}"
         return Unmeasurable(error.reason, text, error.next_step)
-
-
-def _bus_bytes_per_s(subject: Subject, reading: Reading) -> float | None:
-    if subject.whole:
-        return None
-    try:
-        spec = parse(subject.spec)
-    except TupleRejected:  # as in tests with simulated cards
-        return None
-    moved_bytes = kind_of(spec).bus_bytes(spec)
-    return round(moved_bytes / reading.time_us.value * 1e6) if moved_bytes else None

@@ -46,6 +46,7 @@ from typing import Any, TextIO
 
 import psutil
 
+from farm.benchmark.host_code import check_versions, import_libraries, with_revision
 from farm.benchmark_process.handlers import HANDLERS, Handler, OpenCard
 from farm.benchmark_process.requests import (
     CompiledAhead,
@@ -66,13 +67,12 @@ from farm.devices.lock import register_process
 from farm.errors import FarmError, Unmeasurable, error_text
 from farm.extensions import handlers as handlers_of_add_ons
 from farm.extensions import offload
-from farm.settings import die_with_parent, settings
-from farm.training.version import check_version, model_revision
+from farm.settings import die_with_parent, settings, user_models
 from farm.types.protocol import OnPhase
 from farm.types.reading import Reading
 from farm.types.software import Software
 from farm.types.subject import Subject
-from farm.types.tokens import Tokens, hold_tokens
+from farm.types.tokens import Tokens
 from farm.types.verification import Verification
 
 #: The process checks the card before an item if the last health check is older than this. Unit: s.
@@ -211,9 +211,11 @@ def _serve(data: dict[str, Any], runner: Runner, events: EventWriter) -> bool:
 
     try:
         request = from_json(_request_class(data.pop("request"), runner), data)
+        user_models.forget_texts()
         for subject in _subjects(request):
             if subject.tokens is not None:
-                hold_tokens(Tokens.from_json(subject.tokens), alone=True)
+                tokens = Tokens.from_json(subject.tokens)
+                user_models.add_text(tokens.id, tokens)
         events.send("answer", id=item_id, answer=to_json(runner.answer(request, on_phase)))
         return True
     except Unmeasurable as error:
@@ -359,11 +361,8 @@ class TorchVerifier(Runner):
         import torch
 
         from farm.benchmark import verification
-        from farm.subjects import libraries
 
-        for library, problem in libraries.load().items():
-            if problem:
-                sys.stderr.write(f"The library {library} is not available: {problem}\n")
+        import_libraries()
         self.device = device
         self._torch = torch
         cuda = device.card.is_gpu
@@ -378,10 +377,10 @@ class TorchVerifier(Runner):
         self.preparations = (functools.partial(import_module, "torchvision"),) if cuda else ()
         self.software = software_of(torch, device.card)
         self.handlers = {
-            VerifyRequest: lambda one, on_phase: verification.verify(
-                one.subject, one.protocol, self._torch_device, one.predicted
+            VerifyRequest: lambda request, on_phase: verification.verify(
+                request.subject, request.protocol, self._torch_device, request.predicted
             ),
-            CompileRequest: lambda one, on_phase: self._compile(one),
+            CompileRequest: lambda request, on_phase: self._compile(request),
         }
 
     def _compile(self, request: CompileRequest) -> CompiledAhead:
@@ -407,14 +406,10 @@ class TorchVerifier(Runner):
         return CompiledAhead(created)
 
     def answer(self, request: ProcessRequest[Any], on_phase: OnPhase) -> Any:
-        built = [subject.built_variant for subject in _subjects(request)]
-        variants = [variant for variant in built if variant is not None]
-        for variant in variants:
-            check_version(variant)
+        subjects = _subjects(request)
+        check_versions(subjects)
         answer = super().answer(request, on_phase)
-        if not variants or not isinstance(answer, Reading):
-            return answer
-        return answer.noting(revision=model_revision(variants[-1]))
+        return with_revision(answer, subjects) if isinstance(answer, Reading) else answer
 
     def join(self, rank: int, world: int, rendezvous: str) -> None:
         from farm.benchmark import ranks

@@ -18,6 +18,7 @@ from farm.devices.device import Card, Device
 from farm.devices.vendor import Vendor
 from farm.errors import Unmeasurable
 from farm.settings import Settings
+from farm.types.details import Conditions, Details
 from farm.types.error_counters import ErrorCounters
 from farm.types.figure import Figure
 from farm.types.protocol import OnPhase, Protocol
@@ -29,6 +30,7 @@ MODEL = "simulated card"
 DURATION_VARIABLE = "FARM_SIMULATED_ITEM_S"
 UNHEALTHY_VARIABLE = "FARM_SIMULATED_UNHEALTHY"
 SLOWER_VARIABLE = "FARM_SIMULATED_SLOWER"
+SHARED_VARIABLE = "FARM_SIMULATED_SHARED"
 ERRORS_VARIABLE = "FARM_SIMULATED_ERRORS"
 SOFTWARE = Software(torch="simulated", driver="simulated")
 SLOW_TIMES = 4  # each tensor in slow memory adds this multiple of the time in fast memory
@@ -69,7 +71,7 @@ class SimulatedDevice(Device):
 
     def time_us(self, subject_id: str) -> float:
         """Duration of one pass of a subject: 10 to 1000. Unit: µs."""
-        return 10.0 * 100.0 ** _fraction("time", subject_id) * slowdown(self.card.id)
+        return 10.0 * 100.0 ** _fraction("time", subject_id) * slowdown(self.card.id, subject_id)
 
     def power_w(self, subject_id: str) -> float:
         """Power while a subject runs: 150 to 650. Unit: W."""
@@ -126,6 +128,7 @@ def measure(
     time_us = sum(times_us.values())
     energy_mj = sum(part_us * device.power_w(id) * 1e-3 for id, part_us in times_us.items())
     power_w = energy_mj / time_us * 1e3 if time_us else 0.0
+    foreign = foreign_processes(device.card.id)
     return Reading(
         time_us=Figure(time_us, time_us * 0.002),
         time_median_us=time_us,
@@ -141,15 +144,24 @@ def measure(
         sm_clock_mhz=1980.0,
         memory_clock_mhz=3201.0,
         temperature_c=40.0,
-        flags=("simulated",),
+        flags=("shared", "simulated") if foreign else ("simulated",),
+        details=Details(conditions=Conditions(foreign_processes=foreign or None)),
         cost_s={"window": item_s(), "total": time.perf_counter() - begin_s},
     )
 
 
-def slowdown(card_id: str) -> float:
-    """The factor by which a card is slower: FARM_SIMULATED_SLOWER="SIM-host-0 1.03"; else 1."""
-    slow_id, _, factor = os.environ.get(SLOWER_VARIABLE, "").partition(" ")
-    return float(factor) if slow_id == card_id else 1.0
+def slowdown(card_id: str, subject_id: str) -> float:
+    """The factor by which a card is slower for a subject; else 1. FARM_SIMULATED_SLOWER="SIM-host-0
+    1.03": for all; with ids of subjects after the factor: for these."""
+    slow_id, factor, *subject_ids = [*os.environ.get(SLOWER_VARIABLE, "").split(), "", ""]
+    is_slower = slow_id == card_id and (not any(subject_ids) or subject_id in subject_ids)
+    return float(factor) if is_slower else 1.0
+
+
+def foreign_processes(card_id: str) -> tuple[int, ...]:
+    """The ids of the processes that disturb a card: FARM_SIMULATED_SHARED="SIM-host-0 4711"."""
+    shared_id, *process_ids = [*os.environ.get(SHARED_VARIABLE, "").split(), ""]
+    return tuple(map(int, filter(None, process_ids))) if shared_id == card_id else ()
 
 
 def unhealthy(card_id: str) -> str:

@@ -443,6 +443,21 @@ def lost(session: Session, heartbeat_s: float) -> list[tuple[CardRow, float]]:
     ]
 
 
+def served(database: Database, heartbeat_s: float) -> list[str]:
+    """Return the cards with a living worker, as ``id on host``, also from a database with an older
+    schema.
+    """
+    silent_s = database_now() - CardRow.last_seen_at_s
+    query = (
+        select(CardRow.id, CardRow.host)
+        .where(col(CardRow.state).in_((CardState.STARTING, CardState.IDLE)))
+        .where(silent_s <= LOST_AFTER_HEARTBEATS * heartbeat_s)
+        .order_by(col(CardRow.id))
+    )
+    with database.read() as session:
+        return [f"{card_id} on {host}" for card_id, host in session.exec(query)]
+
+
 def present_state(
     card: CardRow, now_s: float, heartbeat_s: float | None = None, *, busy: bool = False
 ) -> str:

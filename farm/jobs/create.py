@@ -41,9 +41,7 @@ def open_job(
     database: Database,
     resolved: ResolvedRequest,
     *,
-    capture_id: int | None = None,
     farm: str = "",
-    pinned: bool = False,
     wait_for_workers: Callable[[], None] = lambda: None,
     grown: OnGrown = lambda plan, tried: None,
 ) -> JobPlan:
@@ -54,8 +52,7 @@ def open_job(
     is interrupted in another way, `continue_planning` continues.
 
     Args:
-        capture_id: the capture of a model, if the caller has called `checked_capture`.
-        farm, pinned: see `farm.jobs.jobs.create`.
+        farm: see `farm.jobs.jobs.create`.
         wait_for_workers: called between the capture and the query of the cards, whose rows the
             workers write.
         grown: see `OnGrown`.
@@ -66,7 +63,12 @@ def open_job(
     """
     request = resolved.request
     create = functools.partial(
-        jobs.create, database, request, resolved.card_ids, farm=farm, pinned=pinned
+        jobs.create,
+        database,
+        request,
+        resolved.card_ids,
+        farm=farm,
+        pinned=resolved.pinned,
     )
     if request.sweep is not None:
 
@@ -75,6 +77,7 @@ def open_job(
             return create(operator_ids=operator_ids, fully_planned=False)
 
         return _plan_sweep(database, request, begin, grown)
+    capture_id = resolved.capture_id
     if capture_id is None:
         capture_id = checked_capture(database, resolved)
     wait_for_workers()

@@ -77,12 +77,12 @@ class DryRun:
 
     def preview(self, resolved: ResolvedRequest) -> JobPlan:
         """Plan a job and return the plan. Raises the errors of `open_job`."""
-        capture_id = None
         if resolved.variant is not None:
             capture_id = self._capture_of_model(resolved, resolved.variant)
+            resolved = dataclasses.replace(resolved, capture_id=capture_id)
         elif resolved.request.sweep is not None:
             self._copy_readings_of_sweep(resolved.request.sweep)
-        plan = open_job(self.scratch, resolved, capture_id=capture_id)
+        plan = open_job(self.scratch, resolved)
         new, left_s = self._new_items(plan, remeasured=resolved.request.reuse == "none")
         return dataclasses.replace(
             plan,

@@ -8,15 +8,15 @@ the claim or a worker has ended."""
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from sqlmodel import col, select
 
 from farm.benchmark_process.client import CardReading
 from farm.benchmark_process.group import BenchmarkGroup
+from farm.benchmark_process.requests import MeasureRequest
 from farm.errors import DatabaseUnreachable
 from farm.jobs import cards
 from farm.jobs.items import Claim
@@ -80,15 +80,16 @@ class Interrupted(Exception):
 def measure(
     database: Database,
     claimed: Claim,
+    work: MeasureRequest,
     kept: KeptGroup,
     farm: str,
     on_phase: OnPhase,
     must_stop: Callable[[], bool],
-    predicted: Mapping[str, int] | None = None,
 ) -> CardReading:
-    """Measure a claimed item on the cards of its group, and first verify its calls if they are
-    ``predicted``. It does not wait for the cards if the process ``must_stop``. Raises `Interrupted`
-    if the measurement had to end (all ranks have ended), and as `BenchmarkGroup.measure`."""
+    """Measure the ``work`` of a claimed item on the cards of its group, and first verify its calls
+    if they are predicted. It does not wait for the cards if the process ``must_stop``. Raises
+    `Interrupted` if the measurement had to end (all ranks have ended), and as
+    `BenchmarkGroup.measure`."""
     next_s = 0.0
     answers = SteadyAnswers(_late_s())
 
@@ -114,7 +115,6 @@ def measure(
         with database.write() as session:
             # it may differ from that of the card, see `Software.communication`
             store_software(session, software)
-        work = dataclasses.replace(claimed.work, predicted=predicted)
         return group.measure(work, timeout_s=settings().item_timeout_s, on_phase=on_phase)
 
 

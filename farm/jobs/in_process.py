@@ -225,6 +225,7 @@ def run_model(
         resolved,
         smallest_card=chosen,
         outside_title=captured.title if captured else "",
+        pinned=True,
     )
     return _run_job(job, captured, chosen, database)
 
@@ -265,11 +266,11 @@ def _run_job(
         torch = driver.prepare_card().torch
         try:
             capture_all_layers(database, resolved)
-            capture_id = None
             if captured is not None:
                 protocol = resolved.request.protocol
                 capture_id = _store(database, captured, protocol, card.kind, torch)
-            plan = open_job(database, resolved, capture_id=capture_id, farm=farm, pinned=True)
+                resolved = dataclasses.replace(resolved, capture_id=capture_id)
+            plan = open_job(database, resolved, farm=farm)
             try:
                 with heartbeat(beat):
                     driver.run_rounds(plan.job_id, plan.round)

@@ -17,11 +17,7 @@ from functools import partial
 from typing import Any, Literal, Self, TypeVar
 
 from farm.benchmark_process.client import BenchmarkProcess, CardReading
-from farm.benchmark_process.requests import (
-    FingerprintRequest,
-    TurnsRequest,
-    VerifyRequest,
-)
+from farm.benchmark_process.requests import FingerprintRequest, MeasureRequest, VerifyRequest
 from farm.devices.device import Card
 from farm.devices.host import error_counters, open_device
 from farm.devices.quiet import quiet
@@ -31,11 +27,13 @@ from farm.errors import (
     FarmError,
     HostBusy,
     NoSuchCard,
+    SchemaMismatch,
     UnhealthyCard,
     Unmeasurable,
 )
 from farm.jobs import cards, group_driver, groups, items
 from farm.jobs.compile_ahead import CompileAhead
+from farm.jobs.cpu_turns import MOST_IN_TURN, CpuTurns, MustStop
 from farm.jobs.items import Claim, Declined, DeclineReason, FollowUp
 from farm.jobs.outage import Outage
 from farm.jobs.own_card import check_health, refuse_card_in
@@ -46,6 +44,7 @@ from farm.store.database import Database
 from farm.store.tables import CardState, Item
 from farm.types.card_kind import is_cpu_id
 from farm.types.error_counters import ERROR_COUNTERS
+from farm.types.reading import Reading
 from farm.types.software import Software
 from farm.types.verification import Verification
 
@@ -53,7 +52,6 @@ log = logging.getLogger("farm.worker")
 
 T = TypeVar("T")
 
-MOST_IN_TURN = 63  # most items that a CPU times in turn with a claimed item
 #: The reason of an outcome: the item was put off, because this host lacks something now
 #: (`HostBusy`).
 HOST_BUSY = "host_busy"
@@ -71,12 +69,6 @@ class ItemOutcome:
     status: Literal["done", "reused", "failed", "spooled", "declined", "fenced", "listed"]
     reason: str = ""
     message: str = ""
-
-
-class _MustStop(Exception):
-    """Raised during a request to the benchmark process to end the request, because this process
-    must stop.
-    """
 
 
 @dataclass
@@ -105,12 +97,12 @@ class ItemDriver:
     _outage: Outage = field(
         default_factory=partial(Outage, log, "Waiting for the database"), init=False, repr=False
     )
-    #: See `_time_in_turn`.
-    _timed: set[tuple[str, ...]] = field(default_factory=set, init=False, repr=False)
-    #: The start of the benchmark process that has timed them.
-    _timed_by: int = field(default=0, init=False, repr=False)
-    #: Items whose turns were lost: their readings get the flag `timed_alone`.
-    _lost: set[tuple[str, ...]] = field(default_factory=set, init=False, repr=False)
+    _turns: CpuTurns = field(init=False, repr=False)
+    #: Time of the newest check of the database's schema, by the monotonic clock.
+    _schema_checked_s: float = field(default=-math.inf, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._turns = CpuTurns(self.benchmark)
 
     @classmethod
     def with_process(cls, card_id: str, holder: str, database: Database, **fields: Any) -> Self:
@@ -223,8 +215,12 @@ class ItemDriver:
                 return self._outcome_of_declined(item_id, claimed.why)
 
     def _claim(self, item_id: int) -> Claim | Declined:
-        """Claim an item. A card in quarantine starts no benchmark process."""
+        """Claim an item. A card in quarantine starts no benchmark process. While the database has
+        the schema of another version of the farm, nothing is claimed."""
         current = settings()
+        if time.monotonic() - self._schema_checked_s > current.beat_s:
+            self.retried(self.database.check_schema, has_claim=False)
+            self._schema_checked_s = time.monotonic()
         if self.software is None:
             self.retried(
                 refuse_card_in,
@@ -279,63 +275,71 @@ class ItemDriver:
     def measure(self, claimed: Claim) -> CardReading:
         """Measure a claimed item in the benchmark process. For a whole, first verify its capture
         once per job. Raises as `BenchmarkProcess.measure`."""
-        predicted, verify = None, False
-        if claimed.role == "whole" and claimed.capture_id is not None:
-            predicted, verify = self.retried(
-                predicted_counts, self.database, claimed.capture_id, claimed.job_id, self.card_id
-            )
+        work, verify = self._with_prediction(claimed)
         if claimed.cards:
             self._group = self._group or group_driver.KeptGroup()
             return self.retried(
                 group_driver.measure,
                 self.database,
                 claimed,
+                work if verify else claimed.work,
                 self._group,
                 farm=cards.farm_of(self.holder),
                 on_phase=partial(self.phase, claimed),
                 must_stop=self.stop_requested,
-                predicted=predicted if verify else None,
             )
-        if not verify and not self.benchmark.card.is_simulated:
-            # without verification, only a simulated card needs the predicted calls
-            predicted = None
-        # generated kernels are not predicted
-        work = dataclasses.replace(claimed.work, predicted=predicted or None)
-        if self.benchmark.card.is_cpu and work.protocol.takes_turns:
-            self._time_in_turn(claimed)
+        takes_turns = self.benchmark.card.is_cpu and work.protocol.takes_turns
+        if takes_turns and not self._turns.had_turn(claimed):
+            waiting, calls = self.retried(
+                items.waiting_beside, self.database, claimed, self.card_id, MOST_IN_TURN
+            )
+            self._turns.time(claimed, waiting, calls, partial(self._phase_of_turns, claimed))
         measured = self.benchmark.measure(
             work, verify=verify, on_phase=partial(self.phase, claimed)
         )
+        reading = measured.reading
         if claimed.records_errors:
-            measured = self._with_error_counters(measured)
-        key = _key_of(claimed)
-        if key in self._lost:
-            self._lost.discard(key)
-            reading = measured.reading.flagged("timed_alone")
-            measured = dataclasses.replace(measured, reading=reading)
-        return measured
+            reading = self._with_error_counters(reading)
+        return dataclasses.replace(measured, reading=self._turns.flagged(claimed, reading))
 
-    def _with_error_counters(self, measured: CardReading) -> CardReading:
+    def _with_prediction(self, claimed: Claim) -> tuple[MeasureRequest, bool]:
+        """Return the request of a claim, with the predicted calls of a whole model; and True if the
+        card must verify them. Without verification, only a simulated card needs them. Generated
+        kernels are not predicted, but listed by a verification.
+        """
+        if claimed.role != "whole" or claimed.capture_id is None:
+            return claimed.work, False
+        predicted, verify = self.retried(
+            predicted_counts, self.database, claimed.capture_id, claimed.job_id, self.card_id
+        )
+        if not verify and not self.benchmark.card.is_simulated:
+            return claimed.work, False
+        return dataclasses.replace(claimed.work, predicted=predicted or None), verify
+
+    def _phase_of_turns(self, claimed: Claim, phase: str, details: dict[str, Any]) -> None:
+        self.phase(claimed, phase, details)
+        if self.stop_requested():
+            raise MustStop
+
+    def _with_error_counters(self, reading: Reading) -> Reading:
         counters = error_counters(self.benchmark.card)
         if counters is None:
-            return measured
-        details = measured.reading.details.recording(ERROR_COUNTERS, counters)
-        return dataclasses.replace(
-            measured, reading=dataclasses.replace(measured.reading, details=details)
-        )
+            return reading
+        details = reading.details.recording(ERROR_COUNTERS, counters)
+        return dataclasses.replace(reading, details=details)
 
     def retried(
         self, query: Callable[..., T], *arguments: Any, has_claim: bool = True, **options: Any
     ) -> T:
-        """Return ``query(*arguments, **options)``. While the database is unreachable, wait and try
-        again.
+        """Return ``query(*arguments, **options)``. While the database is unreachable, or has the
+        schema of another version of the farm, wait and try again.
 
         Args:
             has_claim: this driver has a claim and must write its outcome, so it waits even if the
                 process must stop.
 
         Raises:
-            DatabaseUnreachable: the database was unreachable for the time limit of an item, or this
+            DatabaseUnreachable, SchemaMismatch: this lasted for the time limit of an item, or this
                 process must stop. Another worker may claim the item after its lease.
         """
         deadline_s = time.monotonic() + max(settings().item_timeout_s, 60.0)
@@ -345,7 +349,7 @@ class ItemDriver:
                 answer = query(*arguments, **options)
                 self._outage.over()
                 return answer
-            except DatabaseUnreachable as error:
+            except (DatabaseUnreachable, SchemaMismatch) as error:
                 pause_s = next(pauses_s)
                 if time.monotonic() + pause_s > deadline_s or (
                     self.stop_requested() and not has_claim
@@ -392,7 +396,7 @@ class ItemDriver:
         """Publish items on several cards of this host that wait for cards which are free now."""
         with contextlib.suppress(DatabaseUnreachable):  # the reconciler publishes them later
             due = groups.due(self.database, cards.farm_of(self.holder), self.card_id)
-            self.follow_up(FollowUp(False, due=tuple(due)))
+            self.follow_up(FollowUp(due=tuple(due)))
 
     # -------------------------------------------------------------------------------- one attempt
 
@@ -461,7 +465,7 @@ class ItemDriver:
         """Let a claimed item wait again, see `items.put_off`."""
         self.retried(items.put_off, self.database, claimed, why, **how)
         woken = self.retried(items.wake_orphans, self.database, farm=cards.farm_of(self.holder))
-        self.follow_up(FollowUp(False, woken=woken))
+        self.follow_up(FollowUp(woken=woken))
 
     def _list_kernels(self, claimed: Claim) -> ItemOutcome:
         """Compile a model on the card and store its list of kernels; the next round measures them
@@ -499,57 +503,6 @@ class ItemDriver:
             verification,
             card_id=self.card_id,
         )
-
-    def _time_in_turn(self, claimed: Claim) -> None:
-        """On a CPU, time the item in turn with the items that wait behind it, unless it was timed
-        with an earlier item.
-
-        The benchmark process keeps the results until it measures these items. If it crashes before,
-        each item is measured alone, so that only the item that makes it crash fails. If this
-        process must stop, only the claimed item is measured. Such readings are flagged."""
-        key = _key_of(claimed)
-        if key in self._timed:
-            self._timed.discard(key)
-            if not self.benchmark.alive or self.benchmark.starts != self._timed_by:
-                self._lost.add(key)
-            return
-        behind, calls = self.retried(
-            items.waiting_beside, self.database, claimed, self.card_id, MOST_IN_TURN
-        )
-        pairs = [
-            (claimed.work.subject, claimed.work.protocol),
-            *(pair for pair in behind if pair[1].takes_turns),
-        ]
-        subjects, protocols = zip(*pairs, strict=True)
-        self._timed = {(claimed.job_id, subject.id, protocol.id) for subject, protocol in pairs[1:]}
-        if len(pairs) == 1:
-            return
-
-        def on_phase(phase: str, details: dict[str, Any]) -> None:
-            self.phase(claimed, phase, details)
-            if self.stop_requested():
-                raise _MustStop  # ends the benchmark process
-
-        try:
-            counts = tuple(calls.get(subject.id, 1) for subject in subjects)
-            request = TurnsRequest(subjects, protocols, counts, claimed.work.stopping)
-            positions = self.benchmark.call(request, on_phase=on_phase)
-        except _MustStop:
-            self._lost.add(key)
-            log.info("The worker stops: %s is measured without the items behind it", claimed.label)
-        except Unmeasurable as error:
-            self._lost |= self._timed | {key}
-            log.warning(
-                "%s and the items behind it are measured one after the other: %s",
-                claimed.label,
-                error.message,
-            )
-        else:
-            self._timed = {
-                (claimed.job_id, subjects[at].id, protocols[at].id) for at in positions if at
-            }
-            self._timed_by = self.benchmark.starts
-            self._lost -= self._timed | {key}
 
     def _store(self, claimed: Claim, measured: CardReading) -> FollowUp | None:
         """Write the reading into the database; if the database is unreachable, write it into the
@@ -594,11 +547,6 @@ class ItemDriver:
                         self.spool.folder,
                     )
                 raise
-
-
-def _key_of(claimed: Claim) -> tuple[str, ...]:
-    """What a CPU times in turn: a subject of a job under a protocol."""
-    return claimed.job_id, claimed.work.subject.id, claimed.work.protocol.id
 
 
 def _pauses_s(most_s: float) -> Iterator[float]:

@@ -105,10 +105,10 @@ class FollowUp:
     items to publish.
     """
 
-    accepted: bool  # True if the change closed an item
     rounds: tuple[tuple[str, int], ...] = ()
     woken: tuple[int, ...] = ()  # deferred items to publish again
     due: tuple[int, ...] = ()  # items on several cards to publish (`farm.jobs.groups.due`)
+    accepted: bool = False  # True if the change closed an item
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Declined:
     to publish."""
 
     why: DeclineReason
-    closed: FollowUp = FollowUp(False)
+    closed: FollowUp = FollowUp()
 
 
 _GONE = Declined(DeclineReason.GONE)
@@ -155,29 +155,28 @@ def claim(
             ),
         ),
     )
-    # found at the first try: the rows of a group's cards must be locked before all others
-    grouped = False
-    while True:
+    lease = {"holder": holder, "lease_until_s": database_now() + lease_s}
+    needs_group = False  # known after the first try
+    answer: Claim | Declined | None = None
+    while answer is None:
         try:
             with database.write() as session:
-                host = groups.host_of(session, card_id, lock=True) if grouped else ()
-                if grouped:
+                host: Sequence[tables.CardRow] = ()
+                if needs_group:
+                    # The rows of a group's cards must be locked before all others.
+                    host = groups.host_of(session, card_id, lock=True)
                     leading = [card for card in host if card.id == card_id]
                     software_id = software_of_groups(session, leading) or software_id
-                lease = {"holder": holder, "lease_until_s": database_now() + lease_s}
                 answer = _claim(
                     session, item_id, card_id, software_id, max_attempts, claimable, lease, host
                 )
-            if answer is not None:
-                break
-            grouped = True
+            needs_group = answer is None
         except IntegrityError:
-            # Another item has the key: a worker measures it, or its lease has ended.
+            # Another item has the key. If its lease has ended, try again without its key.
             if not _remove_claim_key(database, item_id, software_id):
                 return _defer(database, item_id, software_id)
         except Unreadable as error:
             answer = _refuse(database, claimable, error)
-            break
     if isinstance(answer, Claim):
         return answer
     with database.read() as session:
@@ -190,7 +189,7 @@ def _refuse(database: Database, claimable: ColumnElement[bool], error: Unreadabl
     with database.write() as session:
         closing = item_state.REFUSE.update(claimable, **item_state.why("rejected", error.message))
         rounds = session.exec(closing.returning(col(Item.job_id), col(Item.round))).all()
-    closed = FollowUp(True, tuple((job_id, number) for job_id, number in rounds))
+    closed = FollowUp(tuple((job_id, number) for job_id, number in rounds), accepted=True)
     return Declined(DeclineReason.REFUSED, closed)
 
 
@@ -245,8 +244,8 @@ def _claim(
     after_group = item.cards == 1 and item.group_item_id is not None
     if after_group:
         groups.end_reservation(session, card_id)
-    label, capture_id = item.label, None
-    if item.subject_kind == "variant":
+    work, label, capture_id = _work(session, item, request), item.label, None
+    if work.subject.whole:
         label = str(request.variant)
         this_round = session.get(tables.Round, (item.job_id, item.round))
         capture_id = this_round.capture_id if this_round else None
@@ -257,7 +256,7 @@ def _claim(
         token=token,
         role=item.role,
         label=label,
-        work=_work(session, item, request),
+        work=work,
         capture_id=capture_id,
         card_state=item.card_state,
         cards=group,
@@ -283,12 +282,14 @@ def _close_unmeasured(
         (reading,) = find_readings(session, [item], request, software_id, {item.card_id})
     if reading is not None:
         served = session.exec(item_state.SERVE.update(claimable, reading_id=reading.id)).rowcount
-        return Declined(DeclineReason.REUSED, FollowUp(True, rounds)) if served else _GONE
+        return Declined(DeclineReason.REUSED, FollowUp(rounds, accepted=True)) if served else _GONE
     if item.attempts < max_attempts:
         return None
     if not session.exec(item_state.EXHAUST.update(claimable, **_last_reason(item))).rowcount:
         return _GONE
-    return Declined(DeclineReason.EXHAUSTED, FollowUp(True, rounds, _wake_behind(session, item)))
+    return Declined(
+        DeclineReason.EXHAUSTED, FollowUp(rounds, _wake_behind(session, item), accepted=True)
+    )
 
 
 #: The columns of an item that claims and results use. A whole row costs the database and this
@@ -422,7 +423,7 @@ def _defer(database: Database, item_id: int, software_id: str) -> Declined:
         ):
             return _GONE
     # The other item may have closed before this one was deferred. Then this one must wake at once.
-    return Declined(DeclineReason.DEFERRED, FollowUp(False, woken=wake_orphans(database, item_id)))
+    return Declined(DeclineReason.DEFERRED, FollowUp(woken=wake_orphans(database, item_id)))
 
 
 def waiting_beside(
@@ -536,7 +537,7 @@ def _complete(
     with database.write() as session:
         item, deferred = _held(session, claimed)
         if item is None:
-            return FollowUp(False)
+            return FollowUp()
         ids = {"card_id": card_id, "card_model": item.card_model, "software_id": software_id}
         row = add_reading(
             session,
@@ -551,7 +552,7 @@ def _complete(
         its_own = (col(Item.id) == item.id, col(Item.token) == claimed.token)
         if not session.exec(accept.update(*its_own, reading_id=reading_id)).rowcount:
             session.rollback()
-            return FollowUp(False)
+            return FollowUp()
         # If another item of the round waits, the process that closes that one looks whether the
         # round has ended.
         affected, woken = (
@@ -569,7 +570,7 @@ def _complete(
             also = session.exec(serving.returning(col(Item.job_id), col(Item.round)))
             affected.update((job_id, number) for job_id, number in also)
             woken = _wake_behind(session, item)
-        return FollowUp(True, _finished(session, affected), woken)
+        return FollowUp(_finished(session, affected), woken, accepted=True)
 
 
 def _satisfies(reading: tables.ReadingRow, asked: Mapping[str, Any], half_width: float) -> bool:
@@ -593,13 +594,13 @@ def fail(
     with database.write() as session:
         item, deferred = _held(session, claimed)
         if item is None:
-            return FollowUp(False)
+            return FollowUp()
         its_own, cancelled = col(Item.id) == item.id, item.state == ItemState.CANCELLED
         closing = item_state.NOTE if again else item_state.FAIL
         why = {} if cancelled else item_state.why(reason, message)
         session.exec((item_state.LET_GO if cancelled else closing).update(its_own, **why))
         if again and not cancelled:
-            return FollowUp(False)
+            return FollowUp()
         return _without_reading(session, item, deferred)
 
 
@@ -608,7 +609,7 @@ def listed(database: Database, claimed: Claim) -> FollowUp:
     with database.write() as session:
         item, deferred = _held(session, claimed)
         if item is None:
-            return FollowUp(False)
+            return FollowUp()
         cancelled = item.state == ItemState.CANCELLED
         closing = item_state.LET_GO if cancelled else item_state.LIST
         session.exec(closing.update(col(Item.id) == item.id))
@@ -619,7 +620,7 @@ def _without_reading(session: Session, item: Any, deferred: Sequence[Any]) -> Fo
     """The result of closing an item without a reading: what waits for it wakes."""
     woken = _wake_behind(session, item) if deferred else ()
     ended = {(item.job_id, item.round)} if item.other is None else set()
-    return FollowUp(True, _finished(session, ended), woken)
+    return FollowUp(_finished(session, ended), woken, accepted=True)
 
 
 def put_off(
@@ -663,7 +664,7 @@ def _held(session: Session, claimed: Claim) -> tuple[Any, Sequence[Any]]:
     key = select(col(Item.subject_key)).where(Item.id == claimed.item_id).scalar_subquery()
     behind = and_(col(Item.subject_key) == key, col(Item.state) == ItemState.DEFERRED)
     waiting = aliased(Item)
-    waiting_id = remembered(session, _WAITING_ITEMS).get((claimed.job_id, claimed.round), 0)
+    waiting_id = known_waiting_item(session, claimed.job_id, claimed.round)
     other = (
         select(waiting.id)
         .where(waiting.id == waiting_id, waiting.state == ItemState.WAITING)
@@ -709,7 +710,7 @@ def close_exhausted(
         query = _in_jobs(select(Item), farm, job_id).where(*ended, Job.state == JobState.OPEN)
         exhausted = list(session.exec(query))
     if not exhausted:
-        return FollowUp(False)
+        return FollowUp()
     rounds: set[tuple[str, int]] = set()
     woken: list[int] = []
     with database.write() as session:
@@ -720,7 +721,7 @@ def close_exhausted(
             ).rowcount:
                 rounds.add((item.job_id, item.round))
                 woken += _wake_behind(session, item)
-        return FollowUp(bool(rounds), _finished(session, rounds), tuple(woken))
+        return FollowUp(_finished(session, rounds), tuple(woken), accepted=bool(rounds))
 
 
 def wake_orphans(
@@ -785,6 +786,13 @@ def _wake_behind(session: Session, item: Any) -> tuple[int, ...]:
 #: What `remembered` has: round -> one of its items that waited when this process last looked, so
 #: that most closed items need no search.
 _WAITING_ITEMS = "waiting items"
+
+
+def known_waiting_item(session: Session, job_id: str, number: int) -> int:
+    """Return the id of an item of a round that waited when this process last looked; 0 if this
+    process knows none. Which item of several, the database chooses."""
+    waiting_id: int = remembered(session, _WAITING_ITEMS).get((job_id, number), 0)
+    return waiting_id
 
 
 def _finished(session: Session, rounds: set[tuple[str, int]]) -> tuple[tuple[str, int], ...]:

@@ -294,13 +294,7 @@ class _Planner:
     def _calls_us(self, measurements: Sequence[_Measurement]) -> list[float]:
         """Return the estimated time of one call of each measurement. Unit: us."""
         roofline = roofline_on(self.cards[0], self.request)
-        calls_us = []
-        for measurement in measurements:
-            operator = measurement.operator
-            calls_us.append(
-                roofline.estimate_us(operator.flops, operator.bytes_moved, operator.short_name)
-            )
-        return calls_us
+        return [roofline.call_us(measurement.operator) for measurement in measurements]
 
     def _set_precision(
         self,

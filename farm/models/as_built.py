@@ -104,7 +104,7 @@ def _mode_line(name: str, built: AsBuilt) -> str:
     first = f"{kind} at '{path}'" if path else kind
     shown = f"{first} and {number - 1} more" if number > 1 else first
     return (
-        f"{name} was returned in train mode and is measured in eval mode, which matters for "
+        f"{name} was returned in train mode and is measured in eval mode. This matters for "
         f"{number} {plural('module', number)} ({shown}). --mode train measures it in train mode."
     )
 

@@ -43,7 +43,7 @@ from farm.models import config_folder, torchvision, weights
 from farm.models.entry import ModelEntry
 from farm.models.source import Source
 from farm.models.user_code import user_code
-from farm.models.user_modules import seeded, user_modules
+from farm.models.user_modules import user_modules
 from farm.settings import settings, user_models
 from farm.types.fields import LARGEST_NUMBER
 from farm.types.variant import FROM_FILE, IMAGE_PX, Variant
@@ -113,7 +113,11 @@ def register(name: str) -> str:
 def _register_function(module: str, function: str, folder: str) -> str:
     """Register a function by its location, and return this name."""
     target = f"{module}:{function}"
-    _check_targets("models", {target: target}, "takes no argument and returns the module")
+    if not _is_target(target):
+        raise UsageError(
+            f"'{target}' is no location of a function; the form must be 'module:function'.",
+            "Write my_models.py:net. The function takes no argument and returns the module.",
+        )
     user_models.add(target, target, folder)
     user_modules().make_importable(module)
     return target
@@ -187,14 +191,18 @@ def _check_targets(setting: str, targets: Mapping[str, str], takes: str) -> None
     imported.
     """
     for name, target in targets.items():
-        module, colon, function = target.partition(":")
-        is_module = all(map(_MODULE_NAME.fullmatch, module.split(".")))
-        if not colon or not function.isidentifier() or not is_module:
+        if not _is_target(target):
             problem = (
                 f"The setting '{setting}' has '{target}' for '{name}'; the form must be "
                 "'module:function'."
             )
             raise SettingsError(problem, f"Write 'package.module:function'. The function {takes}.")
+
+
+def _is_target(target: str) -> bool:
+    """True for the form 'module:function'."""
+    module, _, function = target.partition(":")
+    return function.isidentifier() and all(map(_MODULE_NAME.fullmatch, module.split(".")))
 
 
 def _functions(name: str, step: str) -> list[str]:
@@ -269,6 +277,8 @@ def _step_after(error: BaseException, target: str) -> str:
             f"{missing[1]} is installed without its compiled operators: install a build of it that "
             "suits PyTorch on this host."
         )
+    if isinstance(error, SyntaxError) and user_modules().has_file(error.filename or "<"):
+        return f"Correct {error.filename}, line {error.lineno}: {(error.text or '').strip()}"
     frames = traceback.extract_tb(error.__traceback__)
     frames_of_user = [frame for frame in frames if user_modules().has_file(frame.filename)]
     if frames_of_user:
@@ -331,6 +341,7 @@ def example(name: str, *, is_small: bool = False) -> UserModel:
     the model can be built so and its inputs do not come from them. ``is_small``: the parameters are
     known to take less, so the function runs once. Raises as `made`."""
     from farm.models.building import built_on_cpu, built_on_meta
+    from farm.types.program_state import seeded
     from farm.types.tensor_kinds import bytes_of
 
     def make() -> UserModel:
@@ -459,6 +470,11 @@ class Own(Source):
             return f"Name the function that builds the model, too: {name}:net"
         if config_folder.is_file(Path(name, "config.json")):
             return f"For the folder of this name, write ./{name}"
+        if os.path.isdir(name):
+            return (
+                f"The folder {name} has no config.json. Give another one, or a function: "
+                "my_models.py:net"
+            )
         return ""
 
     def maker(self, entry: ModelEntry) -> Source:

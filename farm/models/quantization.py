@@ -114,7 +114,7 @@ def check(variant: Variant, card_kind: str = "") -> None:
             f"--quantize {variant.quantize} needs a GPU: {PACKAGE} has no kernels of it for CPUs.",
             f"Give {_others(variant.dtype, card_kind)}.",
         )
-    if card_kind == "cuda" and not scheme.eager_on_card and not variant.compile:
+    if card_kind == "cuda" and not scheme.eager_on_card and not variant.generates_kernels:
         raise UsageError(
             f"--quantize {variant.quantize} cannot be measured eagerly on a GPU: {PACKAGE} reads "
             "the input of each layer on the host.",

@@ -17,7 +17,7 @@ from farm.models import quantization, weights
 from farm.models.entry import ModelEntry
 from farm.models.own import batched
 from farm.models.source import Source, install_line, is_installed
-from farm.types.tokens import hold_tokens
+from farm.settings import user_models
 from farm.types.variant import Variant
 
 if TYPE_CHECKING:
@@ -74,7 +74,8 @@ class ResolvedModel:
         if text is None or tokenizer is None:
             return variant
         tokens = self.maker.tokens_of(self.entry, variant, Path(text), Path(tokenizer))
-        return dataclasses.replace(variant, text=hold_tokens(tokens))
+        user_models.add_text(tokens.id, tokens)
+        return dataclasses.replace(variant, text=tokens.id)
 
     def _registered_weights(self, text: str) -> str:
         """See `farm.models.weights.registered`. Raises `UsageError` for a model that no function of

@@ -22,7 +22,7 @@ from farm.models.entry import ModelEntry
 from farm.models.source import Source
 from farm.models.texts import Specials, token_ids, user_text
 from farm.models.torchvision import imported_after_torchvision
-from farm.types.tokens import tokens_of_text
+from farm.settings import user_models
 
 if TYPE_CHECKING:
     import torch
@@ -310,7 +310,7 @@ def _texts(
         empty = torch.empty((rows, variant.length), dtype=torch.int64, device=device)
         return empty, empty
     if variant.text:
-        tokens = tokens_of_text(variant.text)
+        tokens: Tokens = user_models.text(variant.text)
         if tokens.length != variant.length or tokens.largest >= vocabulary:
             raise UsageError(
                 f"The stored token ids of the text {variant.text} do not fit {variant}: a row has "

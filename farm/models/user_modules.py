@@ -104,6 +104,7 @@ class UserModules:
         if module_name in sys.modules:
             module = importlib.import_module(module_name)
         else:
+            from farm.types.program_state import seeded
             from farm.types.torch_settings import restored
 
             with seeded(), restored() as changed:
@@ -172,17 +173,6 @@ def user_modules() -> UserModules:
     finder = UserModules()
     sys.meta_path.insert(0, finder)
     return finder
-
-
-@contextlib.contextmanager
-def seeded() -> Iterator[None]:
-    """While active, PyTorch's random numbers are the same in every process: a user's model may
-    branch on its inputs. The state of the generator stays."""
-    import torch
-
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)
-        yield
 
 
 def _with_parents(name: str) -> list[str]:

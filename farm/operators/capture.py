@@ -75,8 +75,10 @@ from farm.subjects.encoding import (
     storage_key,
     tensors_in,
 )
+from farm.subjects.label import label_of
 from farm.subjects.registry import KINDS, kind_of, recorded_as
 from farm.types import torch_settings
+from farm.types.program_state import seeded
 from farm.types.replacement import replaced
 from farm.types.tensor_kinds import (
     WRAPPERS,
@@ -275,7 +277,7 @@ class Recorder:
         )
         first = self.traces.setdefault(given.spec.id, trace)
         difference = first.difference(trace, "one call", "another call with equal arguments")
-        if difference:
+        if difference and first.inference == trace.inference:  # other names in inference mode
             self.mismatches.setdefault(given.spec.id, difference)
 
     def captured_pass(self, **more: Any) -> CapturedPass:
@@ -312,6 +314,8 @@ def _name_of(function: Any) -> str:
     """The name of a function that is not in the allow-list, for messages."""
     name = getattr(function, "__name__", "") or str(function)
     qualified: str = getattr(function, "__qualname__", "")
+    if qualified.startswith("_VariableFunctionsClass."):  # the functions of the module torch
+        return f"torch.{name}"
     return qualified if qualified and not qualified.startswith("pybind11") else name
 
 
@@ -429,6 +433,8 @@ class FunctionAsModel(nn.Module):
         return self.function(*inputs)
 
 
+#: Longer passes, such as a scan of 4,096 steps, run once: a second pass takes as long as the first.
+MOST_REPEATED_CALLS = 20_000
 _READ_VALUE = "aten._local_scalar_dense.default"
 #: Makes a tensor of zeros that has no memory.
 _WITHOUT_MEMORY = torch.ops.aten._efficientzerotensor.default
@@ -474,7 +480,9 @@ def predict(
     device = device_type
     if device_type == "cuda" and not torch.cuda.is_initialized():
         device, device_type = STANDS_FOR_A_CARD, "cpu"
+    _refuse_opaque(model)  # a scripted module does not let its tensors be replaced
     with fake_pass(model, args, kwargs, device, made=made) as (fakes, fake_args, fake_kwargs):
+        seen: list[list[tuple[Any, ...]]] = []  # what ``watch`` sees, of each pass
 
         def look(path: str, operator: str, *groups: list[tuple[torch.Tensor, bool]]) -> None:
             originals = fakes.originals()
@@ -482,30 +490,85 @@ def predict(
                 [(originals.get(id(tensor), tensor), is_written) for tensor, is_written in group]
                 for group in groups
             ]
-            if watch is not None:
-                watch(path, operator, *shown)
+            seen[-1].append((path, operator, *shown))
 
         def one_pass() -> CapturedPass:
+            seen.append([])
             recorder = ForwardRecorder(
                 model, device_type, watch and look, repeated=RepeatedCalls(fakes)
             )
             return _captured(recorder, model, fake_args, fake_kwargs, grad_enabled)
 
-        return settled(model, one_pass)
+        captured = settled(model, one_pass)
+        for call in seen[captured.passes_before]:
+            if watch is not None:
+                watch(*call)
+        return captured
 
 
 def settled(model: nn.Module, one_pass: Callable[[], CapturedPass]) -> CapturedPass:
     """The capture of a pass as it runs again and again.
 
-    A model may keep tensors of its first pass, such as a table of positions, and use them in later
-    passes. Then the second pass is captured; the first one if the second one raises."""
+    A model may do something only in its first pass, such as compute a table of positions or
+    initialize a weight. Then the second pass is captured; the first one if the second one raises.
+    Each pass draws the same random numbers. A pass of more than `MOST_REPEATED_CALLS` calls runs
+    again only if the model has kept new tensors.
+
+    Raises:
+        UnseenOperators: the third pass does not cost the same as the second one.
+    """
     before = held_tensors(model)
-    captured = one_pass()
-    if held_tensors(model).keys() <= before.keys():
-        return captured
-    with contextlib.suppress(CaptureError):
-        captured = one_pass()
-    return captured
+    with seeded():
+        first = one_pass()
+    keeps = held_tensors(model).keys() > before.keys()
+    if len(first.calls) > MOST_REPEATED_CALLS and not keeps:
+        return first
+    try:
+        with seeded():
+            second = one_pass()
+        if not _difference(first, second):
+            return first
+        with seeded():
+            third = one_pass()
+    except CaptureError:
+        return first
+    difference = _difference(second, third)
+    if difference:
+        raise UnseenOperators(
+            "The passes of the model differ, because it keeps a state or writes to its inputs: "
+            f"{difference}. The farm repeats one pass many times, so each pass must cost the same.",
+            "Reset the state at the beginning of forward. Give a cache a fixed size, such as that "
+            "of StaticCache of transformers.",
+        )
+    return dataclasses.replace(second, passes_before=1)
+
+
+def _difference(before: CapturedPass, after: CapturedPass) -> str:
+    """The first call of a pass that does not cost the same as in the pass before it, in words; ""
+    if there is none."""
+    for call, later in itertools.zip_longest(before.calls, after.calls):
+        if call is None or later is None or _cost_of(before, call) != _cost_of(after, later):
+            texts = _in_words(before, call), _in_words(after, later)
+            return f"one runs {texts[0]}, the next one {texts[1]}"
+    return ""
+
+
+def _cost_of(captured: CapturedPass, call: CapturedCall) -> tuple[Any, ...]:
+    """What decides the cost of a call. Numbers and places in a storage, such as a position in a
+    cache, are left out.
+    """
+    spec = captured.tuples[call.tuple_id]
+    layouts = [(tensor.shape, tensor.dtype, tensor.strides) for tensor in spec.tensors]
+    trace = captured.traces.get(call.tuple_id)
+    ran = trace and (trace.operators, trace.outputs)
+    return call.module_path, spec.operator, layouts, ran
+
+
+def _in_words(captured: CapturedPass, call: CapturedCall | None) -> str:
+    if call is None:
+        return "no further operator"
+    where = f" at '{call.module_path}'" if call.module_path else ""
+    return f"{label_of(captured.tuples[call.tuple_id])}{where}"
 
 
 def run_with_owners(

@@ -189,6 +189,8 @@ class CapturedPass:
     owners: tuple[Owner, ...] = ()  # only of a training step
     loss: str = ""  # only of a training step
     with_values: bool = False  # ran on real tensors of the CPU, because it depends on values
+    # passes that ran before this one, because the first one differs
+    passes_before: int = field(default=0, compare=False)
     # of a training step, counted by PyTorch's own counter; None if not counted
     flops: int | None = None
 

@@ -21,12 +21,13 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 from farm.errors import CaptureError, FarmError, TupleRejected, told
 from farm.operators.captured import CapturedPass
 from farm.operators.fake_pass import MOST_MADE_BYTES, MetaRules, fake_pass, holds_other_tensors
-from farm.operators.rebuild import MadeOnMeta, rebuild, written_inputs
+from farm.operators.rebuild import MadeOnMeta, Rebuilt, rebuild, written_inputs
 from farm.operators.unseen import Unseen
 from farm.subjects.encoding import decode, storage_key, tensors_in
 from farm.subjects.label import label_of
 from farm.subjects.registry import kind_of
 from farm.types.deciding import deciding_input
+from farm.types.program_state import seeded, tensors_restored
 from farm.types.tuple import (
     Cost,
     OperatorTuple,
@@ -114,14 +115,20 @@ def _unknown_cost(spec: OperatorTuple, error: Exception, where: str = "") -> Cap
 
 @functools.lru_cache(maxsize=65536)
 def _cost_on_meta(spec: OperatorTuple) -> Cost:
-    kind = kind_of(spec)
-    known_cost = kind.cost(spec)
+    known_cost = kind_of(spec).cost(spec)
     if known_cost is not None:
         return known_cost
     built = rebuild(spec, "meta")
+    out, flops = run_on_meta(spec, built)
+    return cost_of_run(spec, flops, built.inputs, out, built.written)
+
+
+def run_on_meta(spec: OperatorTuple, built: Rebuilt) -> tuple[Any, int]:
+    """Run a call that was rebuilt on meta; return its outputs and FLOPs. It computes and allocates
+    nothing. Raises any exception of PyTorch."""
     with torch.no_grad(), MadeOnMeta(), MetaRules(), flop_counter() as counter:
-        out = kind.run_on_meta(spec, built)
-    return cost_of_run(spec, counter.get_total_flops(), built.inputs, out, built.written)
+        out = kind_of(spec).run_on_meta(spec, built)
+    return out, counter.get_total_flops()
 
 
 def cost_of_run(
@@ -249,30 +256,37 @@ def model_flops(
     *,
     computed: bool = False,
     made: int = MOST_MADE_BYTES,
+    passes_before: int = 0,
 ) -> int:
     """FLOPs of a whole model by PyTorch's counter, to check the sum over the tuples. With
     ``computed``, the model runs on its real tensors; otherwise on meta or fake tensors, which
-    compute nothing. Raises `CaptureError` if the model raises an error."""
-    with Unseen().watching():
-        return _model_flops(model, args, kwargs or {}, computed, made)
+    compute nothing. ``passes_before``: of that pass which follows them. Raises `CaptureError` if
+    the model raises an error."""
+    with Unseen().watching(), tensors_restored(model):
+        return _model_flops(model, args, kwargs or {}, computed, made, passes_before)
 
 
 def _model_flops(
-    model: nn.Module, args: tuple[Any, ...], named: dict[str, Any], computed: bool, made: int
+    model: nn.Module,
+    args: tuple[Any, ...],
+    named: dict[str, Any],
+    computed: bool,
+    made: int,
+    passes_before: int,
 ) -> int:
     try:
         if computed:
             with _no_fused_path():
-                return _counted(model, args, named)
+                return _counted(model, args, named, passes_before)
         on_meta = all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
         if on_meta and not holds_other_tensors(model):
             with contextlib.suppress(Exception, SystemExit):  # for example, the model reads values
-                return _counted(model, _on_meta(args), _on_meta(named))
+                return _counted(model, _on_meta(args), _on_meta(named), passes_before)
         with (
             fake_pass(model, args, named, "cpu", made=made) as (_, fake_args, fake_kwargs),
             _no_fused_path(),
         ):
-            return _counted(model, fake_args, fake_kwargs)
+            return _counted(model, fake_args, fake_kwargs, passes_before)
     except CaptureError:
         raise
     except (Exception, SystemExit) as error:
@@ -385,9 +399,15 @@ def flop_counter() -> FlopCounterMode:
 _COUNTED: dict[Any, Callable[..., int]] = dict(flop_counter().flop_registry)
 
 
-def _counted(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    with torch.no_grad(), flop_counter() as counter:
-        model(*args, **kwargs)
+def _counted(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], passes_before: int
+) -> int:
+    with torch.no_grad():
+        for _ in range(passes_before):
+            with seeded():
+                model(*args, **kwargs)
+        with flop_counter() as counter, seeded():
+            model(*args, **kwargs)
     return counter.get_total_flops()
 
 

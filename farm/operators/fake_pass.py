@@ -53,6 +53,7 @@ from farm.subjects.allow_list import LEAF_CLASSES
 from farm.subjects.collective_calls import local_part
 from farm.subjects.encoding import DescribedCall, storage_key, tensors_in, written_tensors
 from farm.types.card_kind import ASSUMED_CAPABILITY
+from farm.types.program_state import tensors_restored
 from farm.types.replacement import replaced
 from farm.types.tensor_kinds import (
     WRAPPERS,
@@ -138,7 +139,7 @@ def fake_pass(
     level = log.level
     log.setLevel(logging.CRITICAL)
     try:
-        with fakes.swapped_into(model), fakes.shown_as_card():
+        with tensors_restored(model), fakes.swapped_into(model), fakes.shown_as_card():
             inputs = fakes.tree(args), fakes.tree(kwargs or {})
             with fakes.mode, _RealIntegers(fakes, made):
                 yield fakes, *inputs

@@ -103,7 +103,14 @@ def all_layers(
     # The wholes of the measured layers show at which clocks the card runs the model. Their replays
     # have other calls.
     wholes = [whole_model.without_replay() for whole_model in results.wholes]
-    summed = aggregate(parts, wholes, results.canaries, target=0.95, launch=results.protocol.launch)
+    summed = aggregate(
+        parts,
+        wholes,
+        results.canaries,
+        target=0.95,
+        launch=results.protocol.launch,
+        cards=results.checked_cards,
+    )
     time_us = _of_complete_model(summed.time, measured.time, "time")
     energy_mj = _of_complete_model(summed.energy, measured.energy, "energy")
     cost = None

@@ -12,6 +12,7 @@ import sqlalchemy
 from sqlmodel import Session
 
 from farm.store.columns import READING
+from farm.store.database import in_fixed_order
 from farm.types.measured_constants import MEASURED
 
 Quantity = Literal["time", "energy"]
@@ -33,13 +34,14 @@ def card_spread(session: Session, model: str) -> dict[Quantity, float]:
     largest and the card with the smallest mean."""
     sql = sqlalchemy.func
     key = (READING.subject_id, READING.protocol_id, READING.software_id, READING.method)
-    means = (sql.avg(READING.time_us).label("time"), sql.avg(READING.energy_mj).label("energy"))
-    card = (
-        sqlalchemy.select(*key, *means)
-        .where(READING.card_model == model)
-        .group_by(*key, READING.card_id)
-        .subquery()
-    )
+    of_card = (*key, READING.card_id)
+    averaged = (READING.time_us, READING.energy_mj)
+    reading = in_fixed_order(
+        (*of_card, *averaged), READING.card_model == model, by=(*of_card, READING.id)
+    ).c
+    means = (sql.avg(reading.time_us).label("time"), sql.avg(reading.energy_mj).label("energy"))
+    groups = [reading[column.name] for column in of_card]
+    card = sqlalchemy.select(*groups, *means).group_by(*groups).subquery()
     ratios = [
         sql.max(card.c[name]) / sql.nullif(sql.min(card.c[name]), 0) for name in get_args(Quantity)
     ]

@@ -31,7 +31,7 @@ from farm.store.columns import (
     VARIANT,
     VERDICT,
 )
-from farm.store.database import by_key, fetch, fetch_values, values
+from farm.store.database import by_key, fetch, fetch_values, in_fixed_order, values
 from farm.store.query import Filters, parse, select_readings
 from farm.types.fields import names_of
 from farm.types.figure import Figure, figure_of, share_of
@@ -270,24 +270,33 @@ def _means_of_readings(session: Session, filters: Filters) -> list[Any]:
         READING.subject_id,
         READING.method,
     )
-    sql = sqlalchemy.func
-    columns = (
-        *key,
-        sql.avg(READING.time_us).label("time_us"),
-        sql.max(READING.time_half_width_us).label("time_half_width_us"),
-        (sql.max(READING.time_us) - sql.min(READING.time_us)).label("time_spread_us"),
-        sql.avg(READING.energy_mj).label("energy_mj"),
-        sql.max(READING.energy_half_width_mj).label("energy_half_width_mj"),
-        (sql.max(READING.energy_mj) - sql.min(READING.energy_mj)).label("energy_spread_mj"),
-        sql.count(READING.energy_mj).label("with_energy"),
-        sql.count().label("readings"),
-        sql.min(READING.card_id).label("card_id"),
-        sql.max(READING.card_id).label("other_card_id"),
+    averaged = (
+        READING.time_us,
+        READING.time_half_width_us,
+        READING.energy_mj,
+        READING.energy_half_width_mj,
+        READING.card_id,
     )
+    sql = sqlalchemy.func
     selection = select_readings(session, filters, placed=False, kind="operator")
     rows: list[Any] = []
     for conditions in selection.where():
-        rows += values(session, columns, OF_TUPLES, *conditions, grouped_by=key)
+        reading = in_fixed_order((*key, *averaged), OF_TUPLES, *conditions, by=(*key, READING.id)).c
+        groups = [reading[column.name] for column in key]
+        columns = (
+            *groups,
+            sql.avg(reading.time_us).label("time_us"),
+            sql.max(reading.time_half_width_us).label("time_half_width_us"),
+            (sql.max(reading.time_us) - sql.min(reading.time_us)).label("time_spread_us"),
+            sql.avg(reading.energy_mj).label("energy_mj"),
+            sql.max(reading.energy_half_width_mj).label("energy_half_width_mj"),
+            (sql.max(reading.energy_mj) - sql.min(reading.energy_mj)).label("energy_spread_mj"),
+            sql.count(reading.energy_mj).label("with_energy"),
+            sql.count().label("readings"),
+            sql.min(reading.card_id).label("card_id"),
+            sql.max(reading.card_id).label("other_card_id"),
+        )
+        rows += values(session, columns, grouped_by=groups)
     return rows
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from farm.types.figure import value_of
+from farm.types.figure import Figure, value_of
 from farm.verdict.cost_line import Change
 
 
@@ -86,12 +86,11 @@ class Trend:
 
 @dataclass(frozen=True)
 class _Point:
-    """A change at one size, in logarithms. `sign`: 1 if it surely costs more, -1 if surely less,
-    else 0."""
+    """A change at one size. `log_ratio`: log(B / A). `sign`: 1 if B surely costs more, -1 if surely
+    less, else 0."""
 
     size: int
-    ratio: float
-    half_width: float
+    log_ratio: Figure
     sign: int
 
     @classmethod
@@ -100,7 +99,7 @@ class _Point:
         assert relative
         ratio = 1 + relative.value
         sign = {"slower": 1, "faster": -1}.get(change.verdict, 0)
-        return cls(size, math.log(ratio), relative.half_width / ratio, sign)
+        return cls(size, Figure(math.log(ratio), relative.half_width / ratio), sign)
 
 
 def _crossover(points: Sequence[_Point]) -> Crossover:
@@ -108,8 +107,8 @@ def _crossover(points: Sequence[_Point]) -> Crossover:
     first, last = points[0], points[-1]
     sizes = [math.log(point.size) for point in points]
     # So that the ratio falls: that of the first point is positive.
-    ratios = [first.sign * point.ratio for point in points]
-    half_widths = [point.half_width for point in points]
+    ratios = [first.sign * point.log_ratio.value for point in points]
+    half_widths = [point.log_ratio.half_width for point in points]
     least = [ratio - width for ratio, width in zip(ratios, half_widths, strict=True)]
     most = [ratio + width for ratio, width in zip(ratios, half_widths, strict=True)]
     return Crossover(

@@ -83,7 +83,8 @@ def _fraction(option: str, text: str) -> float:
         value = -1.0
     if not 0 <= value < float("inf") or (value >= 1 and "%" not in text):  # 5 would be 500 %
         raise UsageError(
-            f"{option} requires a percentage or a fraction, such as 5% or 0.05; got '{text}'."
+            f"{option} requires a percentage or a fraction, such as 5% or 0.05; got '{text}'.",
+            f"Write a number from 0 with %, or below 1 without: {option} 5%.",
         )
     return value
 

@@ -162,11 +162,7 @@ def compare_inputs(name: str, *sides: Extraction) -> ComparedInputs:
 
 
 def rows_of(needed: Sequence[NeededTuple], peaks: Roofline) -> tuple[OperatorRow, ...]:
-    weights_us = []
-    for entry in needed:
-        weights_us.append(
-            entry.all_calls * peaks.estimate_us(entry.flops, entry.bytes_moved, entry.short_name)
-        )
+    weights_us = [entry.all_calls * peaks.call_us(entry) for entry in needed]
     total_us = sum(weights_us)
     labels = told_apart({entry.operator_id: entry.label for entry in needed})
     rows = []

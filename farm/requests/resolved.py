@@ -33,8 +33,10 @@ class ResolvedRequest:
         where: file and line of the request, for messages; "" for the command line.
         alone: True if the command has only this request. Then a problem is an error; otherwise the
             request is refused, and the others are submitted.
+        pinned: a person named the cards, and no other card measures items of the job.
         done_by: the id of a finished job of the same request; "" if there is none or the request
             reuses no readings.
+        capture_id: the capture of the model; None: the job finds it, or captures the model.
     """
 
     request: Request
@@ -44,7 +46,9 @@ class ResolvedRequest:
     outside_title: str = ""
     where: str = ""
     alone: bool = True
+    pinned: bool = False
     done_by: str = ""
+    capture_id: int | None = None
 
     @classmethod
     def of(cls, request: Request, card_ids: Sequence[str]) -> ResolvedRequest:
@@ -78,9 +82,15 @@ class ResolvedRequest:
 
 
 def resolve(
-    partial: PartialRequest, cards: Sequence[CardLike], *, target: float, alone: bool = True
+    partial: PartialRequest,
+    cards: Sequence[CardLike],
+    *,
+    target: float,
+    alone: bool = True,
+    pinned: bool = False,
 ) -> ResolvedRequest:
-    """Complete a request for cards of one card model. Raises as `complete`."""
+    """Complete a request for cards of one card model. ``alone``, ``pinned``: see
+    `ResolvedRequest`. Raises as `complete`."""
     model = partial.resolved
     if model is None and partial.model is not None:
         model = catalog.resolve_given(partial.model)
@@ -91,4 +101,5 @@ def resolve(
         smallest_card=min(cards, key=lambda card: card.memory_bytes),
         where=partial.where,
         alone=alone,
+        pinned=pinned,
     )

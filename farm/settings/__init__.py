@@ -11,6 +11,7 @@ import difflib
 import functools
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -29,7 +30,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from farm.errors import SettingsError
+from farm.errors import SettingsError, UsageError, did_you_mean
 from farm.errors.safe_text import keep_secret
 
 #: systemd creates this folder at every boot (deploy/systemd/farm.tmpfiles), for services,
@@ -50,6 +51,10 @@ _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 NO_SETTINGS = frozenset({"FARM_CONFIG", "FARM_IMAGE", "FARM_METRICS_BIND"})
 LEAST_LIKENESS = 0.8  # of a misspelt name and a setting, by `difflib`
 
+#: Settings whose empty text means that they are not set.
+_NEVER_EMPTY = {"state_dir", "compiler_cache_dir", "lock_dir", "host"}
+#: Error of pydantic for a variable of the environment that must be JSON.
+_NO_JSON = re.compile(r'error parsing value for field "(\w+)"')
 NEXT_STEP = "Correct the setting; docs/settings.md describes all settings."
 
 
@@ -134,6 +139,14 @@ class Settings(BaseSettings):
                 keep_secret(value)
         return given
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_empty(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Use the default in place of an empty folder or host, as of a variable of the shell that
+        is not set: an empty folder would be the current one.
+        """
+        return {name: value for name, value in values.items() if value or name not in _NEVER_EMPTY}
+
     @field_validator("state_dir", "compiler_cache_dir", "lock_dir")
     @classmethod
     def _check_names(cls, path: Path) -> Path:
@@ -212,15 +225,18 @@ def settings() -> Settings:
 
 class UserModels:
     """The user's models on this host, and the folders with their modules: those of the settings,
-    and those that a person named by their location in this process.
+    and those that a person named by their location in this process. Also the token ids of the
+    user's texts, because a variant has only their content id.
 
     Only the models of the second kind are stored here. A process that this one starts knows both
-    (`environment_of_children`)."""
+    (`environment_of_children`). It gets the token ids with each request."""
 
     def __init__(self) -> None:
         self._targets: dict[str, str] = {}
         self._folders: list[str] = []
         self._weights: dict[str, str] = {}
+        # `farm.types.tokens.Tokens`, of a room above this one
+        self._texts: dict[str, Any] = {}
 
     def add(self, name: str, target: str, folder: str = "") -> None:
         """Register a model. ``target``: 'module:function', or a folder with a config.json;
@@ -232,11 +248,35 @@ class UserModels:
         """Register the file with the weights of a model."""
         self._weights[name] = file
 
+    def add_text(self, id_: str, tokens: Any) -> None:
+        """Store the token ids of a text under their content id."""
+        self._texts[id_] = tokens
+
     def forget(self) -> None:
         """Remove the models and weights that are not in the settings."""
         self._targets.clear()
         self._folders.clear()
         self._weights.clear()
+
+    def forget_texts(self) -> None:
+        """Remove the token ids of all texts. A long-lived process does so before each request,
+        which contains its own."""
+        self._texts.clear()
+
+    def has_text(self, id_: str) -> bool:
+        return id_ in self._texts
+
+    def text(self, id_: str) -> Any:
+        """Return the token ids with a content id. Raises `UsageError` if this process has not
+        stored them."""
+        if id_ not in self._texts:
+            step = "Give the text again, with --text and --tokenizer."
+            raise UsageError(
+                f"The token ids of the text {id_} are not stored here; exports do not contain "
+                "them.",
+                step,
+            )
+        return self._texts[id_]
 
     def targets(self) -> dict[str, str]:
         """Name -> 'module:function', or a folder with a config.json."""
@@ -339,12 +379,20 @@ def _explained(error: ValueError) -> SettingsError:
         return SettingsError(
             _problem(error.errors(include_url=False, include_input=False)[0]), NEXT_STEP
         )
-    return SettingsError(f"The settings could not be read: {error}", NEXT_STEP)
+    no_json = _NO_JSON.search(str(error))
+    if no_json:
+        name = no_json[1]
+        return SettingsError(f"The setting '{name}' (FARM_{name.upper()}) is no JSON.", NEXT_STEP)
+    file = os.environ.get("FARM_CONFIG", "")
+    return SettingsError(f"FARM_CONFIG names '{file}', which is not TOML: {error}.", NEXT_STEP)
 
 
 def _problem(problem: Any) -> str:
     name = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        near = did_you_mean(name, Settings.model_fields)
+        return f"'{name}' is not a setting. {near}".rstrip()
     return (
-        f"The setting '{name}' (FARM_{name.upper()}) is wrong: "
+        f"The setting '{name}' (FARM_{name.partition('.')[0].upper()}) is wrong: "
         f"{problem['msg'].removeprefix('Value error, ')}."
     )

@@ -15,6 +15,7 @@ from typing import Any
 from sqlmodel import Session, SQLModel, col, select
 
 from farm.errors import TupleRejected, Unreadable
+from farm.settings import user_models
 from farm.store import tables
 from farm.store.columns import VARIANT, columns_of
 from farm.store.database import among, database_now, fetch_values
@@ -26,7 +27,7 @@ from farm.types.protocol import Protocol
 from farm.types.reading import Reading
 from farm.types.software import Software
 from farm.types.subject import Subject
-from farm.types.tokens import Tokens, TokensRejected, hold_tokens, holds_tokens, tokens_of_text
+from farm.types.tokens import Tokens, TokensRejected
 from farm.types.tuple import Cost, OperatorTuple
 from farm.types.variant import Variant
 
@@ -144,10 +145,10 @@ def share_tokens(session: Session, tokens_id: str) -> None:
     """Store the token ids of a text if this process has them; otherwise load them from the database
     (`find_tokens`).
     """
-    if holds_tokens(tokens_id):
-        store_tokens(session, tokens_of_text(tokens_id))
+    if user_models.has_text(tokens_id):
+        store_tokens(session, user_models.text(tokens_id))
     else:
-        hold_tokens(find_tokens(session, tokens_id))
+        user_models.add_text(tokens_id, find_tokens(session, tokens_id))
 
 
 def find_tokens(session: Session, tokens_id: str) -> Tokens:

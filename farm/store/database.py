@@ -664,20 +664,21 @@ def among(session: Session, query: Any, column: Any, values: Iterable[Any]) -> I
 
 
 def fetch(session: Session, table: type[Row], keys: Iterable[Any]) -> dict[Any, Row]:
-    """Return rows by primary key ``id``."""
+    """Return rows by primary key ``id``, sorted by it."""
     identity = table.id  # type: ignore[attr-defined]
-    return {row.id: row for (row,) in among(session, select(table), identity, keys)}
+    rows = {row.id: row for (row,) in among(session, select(table), identity, keys)}
+    return dict(sorted(rows.items()))
 
 
 def fetch_values(session: Session, columns: Sequence[Any], keys: Iterable[Any]) -> dict[Any, Any]:
-    """Return key -> named tuple of columns; the first column is the key. Much faster than objects
-    for many rows.
+    """Return key -> named tuple of columns, sorted by key; the first column is the key. Much faster
+    than objects for many rows.
     """
     rows = {}
     for batch in in_batches(keys):
         for row in values(session, columns, columns[0].in_(batch)):
             rows[row[0]] = row
-    return rows
+    return dict(sorted(rows.items()))
 
 
 def values(
@@ -688,10 +689,24 @@ def values(
     grouped_by: Sequence[Any] = (),
 ) -> list[Any]:
     """Return columns of all matching rows as named tuples, whose fields are ten times as fast as
-    those of SQLAlchemy."""
+    those of SQLAlchemy. ``grouped_by``: the first columns. The groups are sorted by them: the two
+    kinds of databases sort texts and empty values differently, or not at all."""
     query = sqlalchemy.select(*columns).where(*where).group_by(*grouped_by)
     rows = session.execute(query if in_order_of is None else query.order_by(in_order_of)).all()
-    return list(map(_named(tuple(column.name for column in columns))._make, rows))
+    groups = list(map(_named(tuple(column.name for column in columns))._make, rows))
+    if grouped_by:
+        groups.sort(
+            key=lambda row: [(value is not None, value) for value in row[: len(grouped_by)]]
+        )
+    return groups
+
+
+def in_fixed_order(
+    columns: Sequence[ColumnElement[Any]], *where: Any, by: Sequence[Any]
+) -> sqlalchemy.Subquery:
+    """Return a subquery of the matching rows, sorted. For sums and means of floating-point numbers:
+    the same numbers have another sum in another order, and a database chooses an order."""
+    return sqlalchemy.select(*columns).where(*where).order_by(*by).subquery()
 
 
 def streamed(

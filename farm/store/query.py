@@ -227,7 +227,8 @@ def _typed(column: Column, word: str, text: str) -> Any:
         return _value_of(column, word)
     except (ValueError, KeyError, OverflowError):
         required = _REQUIRED.get(column.type, f"a {column.type}")
-        raise UsageError(f"'{text}': {column.name} needs {required}, not '{word}'.") from None
+        problem = f"'{text}': {column.name} needs {required}, not '{word}'."
+        raise UsageError(problem, "docs/data-dictionary.md describes the columns.") from None
 
 
 def _value_of(column: Column, word: str) -> Any:

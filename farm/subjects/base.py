@@ -134,7 +134,7 @@ class Kind:
 
     def largest_outputs(self, spec: OperatorTuple) -> int | None:
         """The most bytes that the outputs of a call can take whose sizes depend on values; None if
-        its shapes decide that, or `farm.operators.value_sizes` has a rule."""
+        its shapes decide that, or `farm.operators.output_sizes` has a rule."""
         return None
 
     def unread_storages(self, spec: OperatorTuple) -> frozenset[int]:

@@ -144,8 +144,8 @@ def library_overload(name: str) -> Any:
     entry = listed(name)
     if entry is None:
         text = (
-            f"'{name}' is not in this version's allow-list of operators, and in no list of a "
-            "library that the setting 'libraries' of this host (FARM_LIBRARIES) names."
+            f"'{name}' is not in this version's allow-list of operators. It is in no list of a "
+            "library either that the setting 'libraries' of this host (FARM_LIBRARIES) names."
         )
         step = "Name its library there, on each host that captures or measures it."
         raise TupleRejected(text, step)
@@ -165,8 +165,8 @@ def lacks(name: str, library: str) -> TupleRejected:
     """The error for a listed operator that this process cannot run."""
     return TupleRejected(
         f"This host has no operator '{name}' of the library '{library}'.",
-        f"Install a build of {library} with its operators that suits PyTorch on this host, check "
-        f'it with python -c "import {library}", and start the worker again.',
+        f"Install a build of {library} with its operators that suits PyTorch on this host. Check "
+        f'it with python -c "import {library}". Then start the worker again.',
     )
 
 

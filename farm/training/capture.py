@@ -32,7 +32,6 @@ from torch._subclasses.fake_tensor import (
 from torch.autograd.function import _SingleLevelFunction
 
 from farm.errors import CaptureError, FarmError, error_text, told
-from farm.models.user_modules import seeded
 from farm.operators.capture import (
     Recorder,
     Storages,
@@ -58,6 +57,7 @@ from farm.subjects.encoding import (
 )
 from farm.training.step import ForwardPass, TrainingStep
 from farm.training.streams import Streams
+from farm.types.program_state import seeded
 from farm.types.replacement import replaced
 from farm.types.tensor_kinds import has_composites, is_plain
 from farm.types.tuple import OperatorTuple, words

@@ -185,7 +185,8 @@ def _captured(
     import torch
 
     from farm.operators import self_check
-    from farm.operators.capture import capture, predict
+    from farm.operators.capture import capture, predict, settled
+    from farm.types.program_state import tensors_restored
 
     options: Any = {"device_type": device_type, "grad_enabled": grad}
     try:
@@ -195,12 +196,14 @@ def _captured(
     except CaptureError as error:
         if device_type == "meta":
             raise
-        copied = _copy_of(model, error)
+        copied, copied_args, copied_kwargs = _copies_of((model, args, kwargs), error)
     else:
         return _with_values(captured, model, args, kwargs, options)
     tensors = [*model.parameters(), *model.buffers(), *args, *kwargs.values()]
     model_device = torch.device(_device_type(tensors))
-    return self_check.checked_on(model_device, capture(copied, args, kwargs, **options))
+    with tensors_restored(copied):
+        captured = settled(copied, lambda: capture(copied, copied_args, copied_kwargs, **options))
+    return self_check.checked_on(model_device, captured)
 
 
 def _with_values(
@@ -214,23 +217,27 @@ def _with_values(
     runs with values; they stay unknown if that is not possible."""
     from farm.operators.capture import capture
     from farm.operators.deciding_values import with_values
+    from farm.types.program_state import tensors_restored
 
     if options["device_type"] == "meta" or not any(map(lacks_values, captured.tuples.values())):
         return captured
     try:
-        copied = copy.deepcopy(model)
-        return with_values(captured, lambda: capture(copied, args, kwargs, **options))
+        copied, positionals, named = copy.deepcopy((model, args, kwargs))
+        with tensors_restored(copied):
+            return with_values(captured, lambda: capture(copied, positionals, named, **options))
     except Exception:  # a lock, a file, a generator; or it runs on fake tensors only
         _log.debug("The values that decide the work of calls are unknown", exc_info=True)
         return captured
 
 
-def _copy_of(model: nn.Module, error: CaptureError) -> nn.Module:
-    """A copy that may run with values. Raises ``error`` with the reason if the model cannot be
-    copied.
+def _copies_of(
+    run: tuple[nn.Module, tuple[Any, ...], dict[str, Any]], error: CaptureError
+) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    """Copies of a model and its arguments, with which it may run with values: it may write to its
+    arguments. Raises ``error`` with the reason if they cannot be copied.
     """
     try:
-        return copy.deepcopy(model)
+        return copy.deepcopy(run)
     except Exception as problem:  # a lock, a file, a generator
         raise CaptureError(
             f"{error.message} A run with values needs a copy of the model, which cannot be made: "

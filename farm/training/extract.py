@@ -19,14 +19,13 @@ from farm.errors import CaptureError, UnseenOperators, UnsupportedTensor, UsageE
 from farm.models import catalog, own
 from farm.models.resolved import ResolvedModel
 from farm.models.user_code import captured_code
-from farm.models.user_modules import seeded
 from farm.operators import self_check
 from farm.operators.capture import capture, predict, settled
 from farm.operators.captured import CapturedPass
 from farm.operators.cost import Cost, costs_of, model_flops
 from farm.operators.fake_outputs import as_computed
 from farm.operators.fake_pass import STANDS_FOR_A_CARD, fake_pass
-from farm.operators.value_sizes import sizes_in_words
+from farm.operators.output_sizes import sizes_in_words
 from farm.subjects.encoding import tensors_in
 from farm.subjects.needed import needed_tuple
 from farm.training.capture import capture_step
@@ -41,6 +40,7 @@ from farm.training.step import (
     loss_of,
 )
 from farm.training.tensor_lifetime import least_peak_bytes
+from farm.types.program_state import tensors_restored
 from farm.types.tensor_kinds import bytes_of, is_plain
 from farm.types.tuple import NeededTuple
 from farm.types.variant import Variant
@@ -207,9 +207,8 @@ def _extract_forward(
     try:
         model = resolved.build(variant, device="cpu")
         inputs = resolved.example_inputs(variant, device="cpu")
-        with seeded():
+        with tensors_restored(model):
             captured = settled(model, lambda: capture(model, inputs, grad_enabled=grad))
-        with seeded():
             flops = model_flops(model, inputs, computed=True)
         captured = dataclasses.replace(captured, with_values=True)
         return self_check.checked_on(torch.device("cpu"), captured), flops
@@ -243,12 +242,14 @@ def _predicted(
     computed.
     """
     try:
-        return predict(model, inputs, **about), model_flops(model, inputs)
+        captured = predict(model, inputs, **about)
+        return captured, model_flops(model, inputs, passes_before=captured.passes_before)
     except (UnseenOperators, UnsupportedTensor):
         raise
     except CaptureError:
         captured = predict(model, inputs, made=MOST_MASK_BYTES, **about)
-        return captured, model_flops(model, inputs, made=MOST_MASK_BYTES)
+        before = captured.passes_before
+        return captured, model_flops(model, inputs, made=MOST_MASK_BYTES, passes_before=before)
 
 
 def _checked(captured: CapturedPass, device_type: str) -> CapturedPass:
@@ -325,7 +326,7 @@ def _step_with_values(
     with captured_code():
         model = resolved.build(variant, device=device)
         inputs = resolved.example_inputs(variant, device=device)
-        with checkpoint_modules(model, variant.recompute):
+        with tensors_restored(model), checkpoint_modules(model, variant.recompute):
             chosen = _chosen(variant, device_type)
             step = TrainingStep(
                 model,

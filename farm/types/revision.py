@@ -19,7 +19,8 @@ def git(folder: Path, *arguments: str) -> str:
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
         why = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1]
-        raise UsageError(f"`git {' '.join(arguments)}` failed in {folder}: {why}") from error
+        problem = f"`git {' '.join(arguments)}` failed in {folder}: {why}"
+        raise UsageError(problem, "Install git, and name an existing revision.") from error
     return done.stdout.strip()
 
 

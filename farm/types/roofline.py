@@ -9,13 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from farm.types.data_sheets import data_sheet
 from farm.types.fingerprint import is_number, sound_fingerprint
 
 #: Products of numbers of eight bits, whatever the dtype of the model.
 EIGHT_BIT_PRODUCTS = frozenset({"_int_mm", "_scaled_mm"})
+
+
+class Work(Protocol):
+    """The work of one call: an operator tuple, stored or needed by a model."""
+
+    @property
+    def short_name(self) -> str: ...
+
+    @property
+    def flops(self) -> int: ...
+
+    @property
+    def bytes_moved(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -43,6 +56,10 @@ class Roofline:
         """
         bound_s = max(flops / self.rate_of(operator), bytes_moved / self.bytes_per_s)
         return bound_s * 1e6 + self.launch_floor_us
+
+    def call_us(self, call: Work) -> float:
+        """The estimated time of one call of an operator tuple in µs."""
+        return self.estimate_us(call.flops, call.bytes_moved, call.short_name)
 
 
 def roofline_of(

@@ -28,8 +28,15 @@ class Subject(Record):
         return self.kind == "variant"
 
     @property
+    def variant(self) -> Variant:
+        """The variant of a whole model or step."""
+        return Variant.from_json(self.spec)
+
+    @property
     def built_variant(self) -> Variant | None:
         """The model that a process builds to measure it: the variant itself, or the compiled model
         of a tuple. None for other tuples."""
-        source = (self.compiled or {}).get("variant") or (self.spec if self.whole else None)
-        return None if source is None else Variant.from_json(source)
+        source = (self.compiled or {}).get("variant")
+        if source is not None:
+            return Variant.from_json(source)
+        return self.variant if self.whole else None

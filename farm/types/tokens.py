@@ -186,35 +186,3 @@ def check_size(batch: int, length: int) -> None:
             f"{MOST_TOKENS} are allowed.",
             "Choose a smaller batch or length.",
         )
-
-
-#: Content id -> token ids of a user's text, from a new text, the database or a request. A variant
-#: has only the id.
-_held: dict[str, Tokens] = {}
-
-
-def hold_tokens(tokens: Tokens, *, alone: bool = False) -> str:
-    """Store the token ids of a text in this process, and return their content id. With ``alone``,
-    first remove the texts that this process has stored: a long-lived process sets it, because each
-    request contains the token ids."""
-    if alone:
-        _held.clear()
-    _held[tokens.id] = tokens
-    return tokens.id
-
-
-def holds_tokens(text: str) -> bool:
-    return text in _held
-
-
-def tokens_of_text(text: str) -> Tokens:
-    """The stored token ids with this content id; raises `UsageError` if this process has not stored
-    them.
-    """
-    if text not in _held:
-        step = "Give the text again, with --text and --tokenizer."
-        raise UsageError(
-            f"The token ids of the text {text} are not stored here; exports do not contain them.",
-            step,
-        )
-    return _held[text]

@@ -28,6 +28,7 @@ from farm.types.collective import COLLECTIVES
 from farm.types.figure import Figure, value_of
 from farm.types.verification import Verification
 from farm.verdict.canaries import CanaryReadings, systematic_of
+from farm.verdict.checked_cards import CheckedCards
 from farm.verdict.cost_line import CostLine, group
 from farm.verdict.figures import NOT_IN_SCOPE, ReadingView, Whole
 from farm.verdict.judging import judge
@@ -52,6 +53,7 @@ def aggregate(
     launch: str,
     requested: Sequence[str] = (),
     verification: Verification | None = None,
+    cards: CheckedCards | None = None,
 ) -> Verdict:
     """Compare the sum of the parts with the whole.
 
@@ -66,13 +68,16 @@ def aggregate(
             outcome is "none".
         verification: that of the whole on a card; its kernels are compared with the kernels of the
             tuples.
+        cards: the differences between the cards, from their checks; None if they are unknown.
     """
     readings = of_launch(wholes, launch)
-    measured = measured_lines(parts, wholes, launch)
+    measured = measured_lines(parts, wholes, launch, cards)
     every = [line.measured[0] for line in measured] + readings
-    systematic = systematic_of(every, canaries)
+    compared = cards.of_canaries(canaries) if cards else canaries
+    systematic = systematic_of(every, compared, are_checked=cards is not None)
     complete = len(measured) == len(parts)
-    sums = SumAndWhole(measured, readings, systematic, replayed(readings) if complete else None)
+    replay = replayed(readings) if complete else None
+    sums = SumAndWhole(measured, readings, systematic, replay, cards)
     energy = sums.energy()
     time = sums.time()
     verdict = Verdict(
@@ -87,7 +92,7 @@ def aggregate(
         power=sums.power(time, energy) if energy else None,
         systematic_time=systematic.relative["time"],
         systematic_energy=systematic.relative["energy"],
-        systematic_note=systematic.note,
+        systematic_note=f"{systematic.note} {cards.note(measured)}" if cards else systematic.note,
         parts=len(parts),
         measured=len(measured),
         wholes=tuple(wholes),

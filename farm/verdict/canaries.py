@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from farm.verdict.figures import ReadingView
 
+#: The key of the canary of the benchmark processes, a matrix product (`farm.benchmark.checks`).
+REFERENCE_OPERATOR = "reference operator"
+
 #: Id of a reference tuple -> its readings. Several ones show drift and differences between cards.
 CanaryReadings = Mapping[str, Sequence[ReadingView]]
 
@@ -20,9 +23,14 @@ class Systematic:
     note: str
 
 
-def systematic_of(readings: Iterable[ReadingView], canaries: CanaryReadings) -> Systematic:
+def systematic_of(
+    readings: Iterable[ReadingView], canaries: CanaryReadings, *, are_checked: bool = False
+) -> Systematic:
     """Return the largest deviation of a canary, and a sentence about what the intervals include.
-    ``readings``: those of the verdict; a card without a canary is named.
+
+    Args:
+        readings: those of the verdict; a card without a canary is named.
+        are_checked: card checks show the differences of the cards.
     """
     compared = [repeated for repeated in canaries.values() if len(repeated) > 1]
     cards = {reading.card_id for reading in readings if reading.card_id}
@@ -31,10 +39,8 @@ def systematic_of(readings: Iterable[ReadingView], canaries: CanaryReadings) -> 
             "No canary tuple was measured twice, so the intervals do not include drift of the card."
         )
         if len(cards) > 1:
-            note = (
-                f"No canary compares the {len(cards)} cards, so the intervals do not include their "
-                "differences."
-            )
+            note = f"No canary compares the {len(cards)} cards"
+            note += "." if are_checked else ", so the intervals do not include their differences."
         return Systematic({"time": 0.0, "energy": 0.0}, note)
 
     time, energy = 0.0, 0.0
@@ -52,9 +58,8 @@ def systematic_of(readings: Iterable[ReadingView], canaries: CanaryReadings) -> 
     others = sorted(cards - places)
     if others:
         where = others[0] if len(others) == 1 else f"{len(others)} other cards"
-        note += (
-            f" No canary was measured on {where}, so the intervals do not include that difference."
-        )
+        note += f" No canary was measured on {where}"
+        note += "." if are_checked else ", so the intervals do not include that difference."
     return Systematic({"time": time, "energy": energy}, note)
 
 

@@ -46,7 +46,7 @@ class TupleView:
             data,
             needed.flops,
             needed.bytes_moved,
-            peaks.estimate_us(needed.flops, needed.bytes_moved, needed.short_name),
+            peaks.call_us(needed),
         )
 
     @property

@@ -90,6 +90,20 @@ class ReadingView(PassCost):
             details=details,
         )
 
+    def restated(self, time_ratio: float, energy_ratio: float) -> Self:
+        """The reading with its times and energies, also those of bursts, times these ratios."""
+        details = self.details
+        burst = details.burst
+        if burst is not None:
+            burst_mj = burst.energy_mj.times(energy_ratio) if burst.energy_mj else None
+            burst = replace(burst, time_us=burst.time_us.times(time_ratio), energy_mj=burst_mj)
+        return replace(
+            self,
+            time_us=self.time_us.times(time_ratio),
+            energy_mj=self.energy_mj.times(energy_ratio) if self.energy_mj else None,
+            details=replace(details, burst=burst),
+        )
+
     def towards_bursts(self, share: float) -> Self:
         """The reading between its steady figures (0) and those of its bursts (1), without the
         bursts.

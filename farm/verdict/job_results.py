@@ -8,7 +8,7 @@ left out."""
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from types import MappingProxyType
@@ -20,7 +20,7 @@ from sqlmodel import Session, col, func, select
 from farm.store import item_state, tables
 from farm.store.captures import classes, counts, lacking_values
 from farm.store.columns import ITEM, OPERATOR, READING
-from farm.store.database import fetch, streamed, values
+from farm.store.database import fetch, id_ranges, streamed, values
 from farm.store.reuse import sound
 from farm.store.tables import ItemRole, ItemState
 from farm.types.details import CanaryNote, canary_of
@@ -32,7 +32,9 @@ from farm.types.software import software_values
 from farm.types.variant import Variant
 from farm.types.verification import Verification
 from farm.verdict.aggregate import added, aggregate, sum_lines
-from farm.verdict.canaries import CanaryReadings
+from farm.verdict.canaries import REFERENCE_OPERATOR, CanaryReadings
+from farm.verdict.check_readings import figures_of_checks
+from farm.verdict.checked_cards import CheckedCards, Kind, kind_of_work, levels_of, shares_of
 from farm.verdict.cost_line import CostLine, TupleView
 from farm.verdict.figures import (
     NOT_IN_SCOPE,
@@ -41,7 +43,7 @@ from farm.verdict.figures import (
     ReadingView,
     Whole,
 )
-from farm.verdict.replay import measured_lines
+from farm.verdict.replay import measured_lines, of_launch
 from farm.verdict.verdict import Verdict
 
 # Load only the columns that verdicts and reports use: there are tens of thousands of rows.
@@ -66,7 +68,7 @@ _OF_OPERATOR = (
     OPERATOR.flops,
     OPERATOR.bytes_moved,
 )
-_OF_READING = (*VIEW_COLUMNS, "subject_id", "software_id", "cost_s")
+_OF_READING = (*VIEW_COLUMNS, "subject_id", "software_id", "cost_s", "created_at_s")
 _STATES = {
     ItemState.CLAIMED: "being measured",
     ItemState.DEFERRED: "waits for another job's reading",
@@ -270,7 +272,7 @@ class JobResults:
     def _reason(self, operator_id: str, item: Any, in_scope: bool) -> str:
         if item is None and in_scope and operator_id in self.lacking_values:
             return NOT_SHOWN
-        return _reason(item, in_scope)
+        return _why_missing(item, in_scope)
 
     def _operators(self) -> dict[str, Any]:
         ids = select(ITEM.subject_id).where(*self.of_items, ITEM.role == "tuple")
@@ -293,7 +295,9 @@ class JobResults:
         for item in self._items_of_wholes():
             row = rows.get(item.reading_id or "")
             if row is None:
-                wholes.append(Whole(item.card_id, None, _reason(item, True, whole=True), launch))
+                wholes.append(
+                    Whole(item.card_id, None, _why_missing(item, True, whole=True), launch)
+                )
                 continue
             wholes.append(Whole(row.card_id, ReadingView.of(row), "", launch))
             wholes += self._with_other_launch(row)
@@ -348,7 +352,7 @@ class JobResults:
             row = self.readings.get(reading_id)
             if row:
                 canaries[row.subject_id].append(ReadingView.of(row))
-        return {**canaries, "reference operator": self._reference_canaries()}
+        return {**canaries, REFERENCE_OPERATOR: self._reference_canaries()}
 
     def _reference_canaries(self) -> list[ReadingView]:
         """Return the measurements of the reference operator. Each benchmark process measures it
@@ -392,12 +396,35 @@ class JobResults:
         models = select(tables.Item.card_model).where(tables.Item.job_id == self.job.id)
         return card is not None and card.model in set(self.session.exec(models.distinct()))
 
+    @cached_property
+    def checked_cards(self) -> CheckedCards | None:
+        """The differences between the cards of the job. None if it has one card or splits a model,
+        or if one of its cards has no check with the same software, not long before or after its
+        readings."""
+        wholes = of_launch(self.wholes, self.protocol.launch)
+        readings = [part.reading for part in self.parts if part.reading]
+        card_ids = {view.card_id for view in (*readings, *wholes)}
+        if len(card_ids) < 2 or not wholes or self._cards > 1:
+            return None
+        rows = [self.readings[view.reading_id] for view in (*readings, *wholes)]
+        kinds: dict[str, Kind] = {REFERENCE_OPERATOR: "arithmetic"}
+        for part in self.parts:
+            subject = part.subject
+            work = subject.flops, subject.bytes_moved, subject.short_name
+            kinds[subject.operator_id] = kind_of_work(*work, self.roofline)
+        figures = figures_of_checks(self.session, rows, kinds.keys(), self.roofline)
+        levels = levels_of(figures, card_ids)
+        if any((kind, "time") not in levels for kind in kinds.values()):
+            return None
+        return CheckedCards(levels, kinds, shares_of(self.parts, wholes))
+
     # ---- the verdict
 
     @property
     def tuples(self) -> tuple[CostLine, ...]:
         """Return the tuples with the figures that the sum uses."""
-        return sum_lines(self.parts, measured_lines(self.parts, self.wholes, self.protocol.launch))
+        lines = measured_lines(self.parts, self.wholes, self.protocol.launch, self.checked_cards)
+        return sum_lines(self.parts, lines)
 
     def verdict(self) -> Verdict:
         """Compute the verdict from the readings so far. While items are open, it is preliminary.
@@ -424,23 +451,14 @@ class JobResults:
             launch=self.protocol.launch,
             requested=named(self.job.request.get("operators", ())),
             verification=self.verification,
+            cards=None if self.is_large else self.checked_cards,
         )
 
     def _verdict_of_batches(self) -> Verdict:
-        """Compute the verdict of a large sweep: one statement reads its rows, and each batch is
-        added to the sums of those before.
-        """
-        of_readings = [READING[name] for name in _OF_READING]
+        """Compute the verdict of a large sweep: each batch is added to the sums of those before."""
         data = self.protocol.of_whole.data
-        # without an order: a sort of all rows would precede the first one
-        tuples = (
-            sqlalchemy.select(ITEM.id)
-            .join(tables.Operator, OPERATOR.id == ITEM.subject_id)
-            .outerjoin(tables.ReadingRow, READING.id == ITEM.reading_id)
-            .where(*self.of_items, ITEM.role == "tuple")
-        )
         verdict, software = None, Counter[str]()
-        for rows in streamed(self.session, (_OF_ITEM, _OF_OPERATOR, of_readings), tuples, IN_BATCH):
+        for rows in self._batches_of_tuples():
             labels = _labels(operator for _, operator, _ in rows)
             parts = []
             for item, operator, reading in rows:
@@ -452,6 +470,23 @@ class JobResults:
             verdict = added(verdict, of_batch, MOST_TUPLES) if verdict else of_batch
         assert verdict is not None
         return self._of_one_software(verdict, software)
+
+    def _batches_of_tuples(self) -> Iterator[list[tuple[Any, ...]]]:
+        """Yield the tuples of a large sweep as rows of item, operator and reading, ordered by item.
+
+        They are sorted in ranges of ids: a sort of all rows would precede the first one, and sums
+        in the order of the database would have other last digits."""
+        of_readings = [READING[name] for name in _OF_READING]
+        for of_range in id_ranges(self.session, self.job.id):
+            tuples = (
+                sqlalchemy.select(ITEM.id)
+                .join(tables.Operator, OPERATOR.id == ITEM.subject_id)
+                .outerjoin(tables.ReadingRow, READING.id == ITEM.reading_id)
+                .where(of_range, ITEM.round <= self.number, ITEM.role == "tuple")
+                .order_by(ITEM.id)
+            )
+            columns = (_OF_ITEM, _OF_OPERATOR, of_readings)
+            yield from streamed(self.session, columns, tuples, IN_BATCH)
 
     def _of_one_software(self, verdict: Verdict, numbers: Counter[str]) -> Verdict:
         """Remove the outcome if the readings are of different software, because such readings are
@@ -466,7 +501,7 @@ class JobResults:
 
         differ = [name for name in _SOFTWARE if len(software_values(rows.values(), name)) > 1]
         groups = []
-        for software_id, number in numbers.most_common():
+        for software_id, number in sorted(numbers.items(), key=lambda item: (-item[1], item[0])):
             columns = rows[software_id].model_dump()
             versions = (f"{_SOFTWARE[name]} {columns[name] or 'none'}" for name in differ)
             groups.append(f"{number} with {', '.join(versions)}")
@@ -507,9 +542,7 @@ def _subject(operator: Any, roofline: Roofline, label: str, data: str) -> TupleV
         data=data,
         flops=operator.flops,
         bytes_moved=operator.bytes_moved,
-        estimated_us=roofline.estimate_us(
-            operator.flops, operator.bytes_moved, operator.short_name
-        ),
+        estimated_us=roofline.call_us(operator),
     )
 
 
@@ -522,7 +555,7 @@ def _preferred(items: Iterable[Any]) -> dict[tuple[str, str], Any]:
     return {(item.subject_id, item.protocol_id): item for item in worst_first}
 
 
-def _reason(item: Any, in_scope: bool, whole: bool = False) -> str:
+def _why_missing(item: Any, in_scope: bool, whole: bool = False) -> str:
     """Say why a tuple has no reading, in one line, or why a whole model has none. `item` is None if
     it has no item.
     """

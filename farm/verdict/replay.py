@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from farm.types.figure import Figure, PassCost
+from farm.verdict.checked_cards import CheckedCards
 from farm.verdict.corrections import POWER_PER_C, WAITING, cost_in_model
 from farm.verdict.cost_line import CostLine
 from farm.verdict.figures import ReadingView, Whole
@@ -26,12 +27,17 @@ def of_launch(wholes: Iterable[Whole], launch: str) -> list[ReadingView]:
 
 
 def measured_lines(
-    parts: Sequence[CostLine], wholes: Iterable[Whole], launch: str
+    parts: Sequence[CostLine],
+    wholes: Iterable[Whole],
+    launch: str,
+    cards: CheckedCards | None = None,
 ) -> list[CostLine]:
     """Return the lines with a reading, with what one call adds to the sum. Only wholes with this
-    `launch` are considered.
+    `launch` are considered. With `cards`, the readings are restated to the cards of the wholes.
     """
     readings = of_launch(wholes, launch)
+    if cards is not None:
+        parts = cards.restated(parts, readings)
     measured = _with_costs(parts, readings, WAITING)
     if len(measured) < len(parts):
         return measured

@@ -12,6 +12,7 @@ from dataclasses import replace
 from farm.types.figure import Figure, PassCost, total_of
 from farm.types.intervals import paired_half_width
 from farm.verdict.canaries import Systematic
+from farm.verdict.checked_cards import CheckedCards, Quantity
 from farm.verdict.corrections import weights_in_cache
 from farm.verdict.cost_line import CostLine
 from farm.verdict.figures import CallCost, ReadingView
@@ -28,8 +29,9 @@ class SumAndWhole:
         wholes: Sequence[ReadingView],
         systematic: Systematic,
         replay: PassCost | None,
+        cards: CheckedCards | None = None,
     ) -> None:
-        self.measured, self.wholes, self.replay = measured, wholes, replay
+        self.measured, self.wholes, self.replay, self.cards = measured, wholes, replay, cards
         self.with_context = any(line.measured[0].details.context is not None for line in measured)
         #: True if the effect of the neighbours on a CPU was measured.
         has_places = any(whole.details.order.places for whole in wholes)
@@ -115,7 +117,7 @@ class SumAndWhole:
 
     def _compared(
         self,
-        quantity: str,
+        quantity: Quantity,
         total: Figure,
         of_wholes: Sequence[Figure | None],
         *,
@@ -129,17 +131,32 @@ class SumAndWhole:
             common: half-width of the errors that all tuples share.
             of_replay: the same quantity of the replay; None if it does not count here.
         """
+        expected = [1.0] * len(self.wholes)
+        if self.cards is not None:
+            costs = self._costs(quantity)
+            common = math.hypot(common, self.cards.half_width(quantity, costs))
+            expected = [
+                self.cards.of_model(quantity, costs, whole.card_id) for whole in self.wholes
+            ]
         independent = math.hypot(total.half_width, common)
         errors = errors_of_gap(
             GapErrors(quantity, total.value, of_replay, independent), self.sources
         )
         return Comparison(
             total=replace(total, half_width=errors.half_width),
-            whole=_mean(of_wholes, self.weights),
+            whole=_mean(of_wholes, self.weights, expected),
             common=min(errors.half_width, common),
             between_jobs=errors.between_jobs,
             replay_difference=errors.replay_difference,
         )
+
+    def _costs(self, quantity: Quantity) -> list[tuple[CostLine, float]]:
+        """Each line with the cost of all its calls."""
+        costs = []
+        for line in self.measured:
+            figure = line.time_us if quantity == "time" else line.energy_mj
+            costs.append((line, line.count * figure.value if figure else 0.0))
+        return costs
 
 
 def _timed_in_turn(measured: Sequence[CostLine], wholes: Sequence[ReadingView]) -> float | None:
@@ -182,21 +199,27 @@ def _weights(measured: Iterable[CostLine], wholes: Sequence[ReadingView]) -> lis
     return [weight / total if total else 1 / len(wholes) for weight in weights]
 
 
-def _mean(figures: Sequence[Figure | None], weights: Sequence[float]) -> Figure | None:
-    """Return the weighted mean over cards; its half-width includes their spread. None if a figure
-    is missing.
+def _mean(
+    figures: Sequence[Figure | None], weights: Sequence[float], expected: Sequence[float]
+) -> Figure | None:
+    """Return the weighted mean over cards; its half-width includes their spread that is not
+    expected. None if a figure is missing.
+
+    Args:
+        expected: the cost on the card of each figure, relative to the mean.
     """
-    counted = []
-    for figure, weight in zip(figures, weights, strict=True):
+    counted, unexplained = [], []
+    for figure, weight, ratio in zip(figures, weights, expected, strict=True):
         if figure is None:
             return None
         if weight:
             counted.append((figure, weight))
+            unexplained.append(figure.value / ratio)
     if not counted:
         return None
     mean = math.fsum(weight * figure.value for figure, weight in counted)
     scatter = math.hypot(*(weight * figure.half_width for figure, weight in counted))
-    return Figure(mean, scatter + max(abs(figure.value - mean) for figure, _ in counted))
+    return Figure(mean, scatter + max(abs(value - mean) for value in unexplained))
 
 
 def mean_power(energy_mj: Figure, time_us: Figure) -> Figure:

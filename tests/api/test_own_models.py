@@ -247,7 +247,9 @@ def test_the_whole_is_measured_first_and_what_the_card_does_not_run_is_not_measu
     monkeypatch.setattr(
         in_process,
         "open_job",
-        lambda *about, **more: opened(*about, **{**more, "capture_id": known}),
+        lambda database, resolved, **more: opened(
+            database, dataclasses.replace(resolved, capture_id=known), **more
+        ),
     )
     report = farm.measure_model(captured.variant, database=database, protocol=Protocol()).report
     assert asked == ["variant", "operator"]

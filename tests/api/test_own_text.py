@@ -13,9 +13,9 @@ import farm
 from farm.errors import Unreadable
 from farm.jobs.create import open_job
 from farm.requests.resolved import ResolvedRequest
+from farm.settings import user_models
 from farm.store.content import find_tokens, store_variant
 from farm.store.tables import TokenInput
-from farm.types import tokens
 from farm.types.protocol import Protocol
 from farm.types.request import Request
 from tests import slow
@@ -60,7 +60,7 @@ def test_workers_find_the_ids_in_the_database(
     any_database: farm.Database, variant: farm.Variant
 ) -> None:
     cards = register(any_database, 0)
-    ids = tokens.tokens_of_text(variant.text)
+    ids = user_models.text(variant.text)
     opened = open_job(
         any_database,
         ResolvedRequest.of(
@@ -70,22 +70,22 @@ def test_workers_find_the_ids_in_the_database(
     with any_database.read() as session:
         assert find_tokens(session, variant.text) == ids
     (whole,) = items_of(any_database, opened.job_id, "whole")
-    assert claim(any_database, whole).subject.tokens == ids.to_json()
+    assert claim(any_database, whole).work.subject.tokens == ids.to_json()
 
-    tokens._held.clear()  # another process takes it apart, for another kind of card
+    user_models.forget_texts()  # another process takes it apart, for another kind of card
     open_job(
         any_database,
         ResolvedRequest.of(
             Request(variant=variant, protocol=Protocol(launch="graph", data="seen")), cards
         ),
     )
-    assert tokens.tokens_of_text(variant.text) == ids
+    assert user_models.text(variant.text) == ids
 
 
 def test_a_variant_of_another_farm_whose_ids_are_not_here_is_refused_when_it_is_to_run(
     database: farm.Database, variant: farm.Variant
 ) -> None:
-    tokens._held.clear()
+    user_models.forget_texts()
     with database.write() as session:
         store_variant(session, variant)  # as an import does
     with pytest.raises(Unreadable, match="the text with the token ids") as caught:

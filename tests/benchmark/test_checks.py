@@ -5,7 +5,6 @@ two tuples.
 from __future__ import annotations
 
 import dataclasses
-import time
 
 import pytest
 import torch
@@ -185,9 +184,7 @@ def test_a_process_checks_before_an_item_once_in_a_while(monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-def test_a_gpu_is_healthy_and_asking_it_again_costs_little():
+def test_a_gpu_is_healthy_also_if_it_is_asked_again():
     check = checks.HealthCheck(torch.device("cuda:0"))
     assert check.run() == ""
-    begin_s = time.perf_counter()
     assert check.run() == ""
-    assert time.perf_counter() - begin_s < 0.01

@@ -12,6 +12,7 @@ import pytest
 from farm.benchmark.counter_period import CounterPeriod
 from farm.benchmark.sampler import SampledWindow, Sampler
 from farm.benchmark.window import Pauses, window_power
+from farm.devices.cpu import CpuDevice
 from farm.types.intervals import power_by_step, slope
 from farm.types.reading import Trace
 from tests.benchmark.fake_device import FakeDevice
@@ -93,16 +94,15 @@ def test_its_thread_reads_while_others_work() -> None:
     assert len(sampler.ticks()[0]) == count, "it has ended"
 
 
-def test_without_instant_power_the_averaged_one_is_the_source() -> None:
-    with Sampler(FakeDevice(lacks=frozenset({"power_instant_w"}))) as sampler:
-        time.sleep(0.05)
+def test_without_instant_power_the_averaged_one_is_the_source(virtual_time: VirtualTime) -> None:
+    with virtual_time.sampler(FakeDevice(lacks=frozenset({"power_instant_w"}))) as sampler:
+        virtual_time.sleep(0.05)
     assert sampler.window(0, float("inf")).power_source == "power_average"
 
 
 def test_a_card_that_tells_nothing_gets_no_thread_and_no_trace() -> None:
     with Sampler(FakeDevice(lacks=FakeDevice().capabilities)) as sampler:
-        time.sleep(0.02)
-    assert not sampler.active
+        assert not sampler.active
     assert sampler.trace((0.0, 1.0)) is None
     assert sampler.ticks() == ([], [])
 
@@ -330,3 +330,20 @@ def test_all_samplers_of_a_card_learn_the_period_of_its_counter(virtual_time: Vi
         with virtual_time.sampler(fast):
             virtual_time.sleep(2.0)
     assert virtual_time.sampler(fast).period.period_s is None
+
+
+def test_a_power_from_the_counter_names_the_counter_of_its_device(
+    virtual_time: VirtualTime,
+) -> None:
+    class Processor(FakeDevice):
+        counter_source = CpuDevice.counter_source
+
+    for kind, source in ((FakeDevice, "energy_counter"), (Processor, "rapl")):
+        device = kind(tick_s=0.1)
+        for _ in range(4):
+            with virtual_time.sampler(device) as sampler:
+                virtual_time.sleep(3.0)
+        times_s, _ = sampler.ticks()
+        first_step = window_power(sampler, times_s[0], times_s[1], least_steps=1)
+        window = window_power(sampler, times_s[0], times_s[-1])
+        assert (first_step.ticks, first_step.source, window.source) == (2, source, source)

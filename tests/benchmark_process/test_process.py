@@ -95,7 +95,8 @@ def test_a_whole_is_the_sum_of_its_predicted_tuples(process: BenchmarkProcess) -
     answer = process.measure(
         MeasureRequest(
             subject("variant"), PROTOCOL, STOPPING, predicted={part.id: 2 for part in parts}
-        )
+        ),
+        verify=True,
     )
     assert answer.reading.time_us.value == pytest.approx(sum_us)
     assert answer.verification is not None
@@ -208,6 +209,7 @@ def test_a_variant_is_verified_in_a_process_that_stands_by_and_ends(
     whole = subject("variant")
     answer = verifying.measure(
         MeasureRequest(whole, PROTOCOL, STOPPING, predicted={"a": 1}),
+        verify=True,
         on_phase=lambda one, _: phases.append(one),
     )
     assert phases == ["verify", "rebuild", "warm-up", "window"]
@@ -239,7 +241,7 @@ def test_a_variant_that_cannot_be_verified_apart_is_measured_and_says_so(
     verifying._verifier._env["FARM_SIMULATED_CARDS"] = "0"
     verifying._verifier.close()
     answer = verifying.measure(
-        MeasureRequest(subject("variant"), PROTOCOL, STOPPING, predicted={"a": 1})
+        MeasureRequest(subject("variant"), PROTOCOL, STOPPING, predicted={"a": 1}), verify=True
     )
     assert answer.verification is None
     assert answer.reading.details.missing.get("verification").startswith("not_available: ")
@@ -253,7 +255,7 @@ def test_a_verifier_that_was_lost_is_started_again(verifying: BenchmarkProcess) 
     assert gone(verifying._verifier.pid)
     assert (
         verifying.measure(
-            MeasureRequest(subject("variant"), PROTOCOL, STOPPING, predicted={})
+            MeasureRequest(subject("variant"), PROTOCOL, STOPPING, predicted={}), verify=True
         ).verification
         is not None
     )
@@ -435,7 +437,7 @@ def test_a_request_that_the_process_cannot_read_is_rejected_at_once(
 ) -> None:
     own_process.wait_ready()
     own_process._ids = iter(["not a number"])  # type: ignore[assignment]
-    with pytest.raises(Unmeasurable, match="cannot read the request: the request has no id") as no:
+    with pytest.raises(Unmeasurable, match="request has no id") as no:
         own_process.measure(MeasureRequest(subject(), PROTOCOL, STOPPING))
     assert no.value.reason == "rejected"
     own_process._ids = itertools.count(1)

@@ -122,9 +122,9 @@ def test_the_cards_of_the_farm_are_judged(examined, any_database, monkeypatch):
     assert levels(checks, "schema")[0][0] == "ok"
     assert levels(checks, "clock")[0][0] == "ok"
     assert levels(checks, "cards") == [("ok", "workers serve 2 cards on 2 hosts")]
-    assert levels(checks, "card gpu3:0") == [
-        ("problem", "GPU-2 is quarantined: a known sum came out wrong")
-    ]
+    ((level, message),) = levels(checks, "card gpu3:0")
+    assert level == "problem"
+    assert "GPU-2 is quarantined: " in message
     ((level, told),) = levels(checks, "versions")
     assert level == "warning"
     assert "gpu1: torch 2.11.0" in told
@@ -259,9 +259,9 @@ def test_gpus_that_are_hidden_are_told(examined, monkeypatch):
     with behind_pynvml(monkeypatch) as library:
         library.uuids = [UUID, OTHER_UUID]
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        assert levels(examined(), "GPUs") == [
-            ("ok", "the farm sees all 2 GPUs that the driver lists")
-        ]
+        ((level, message),) = levels(examined(), "GPUs")
+        assert level == "ok"
+        assert "all 2 GPUs" in message
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
         ((level, told),) = levels(examined(), "GPUs")
         assert level == "warning"
@@ -278,9 +278,9 @@ def test_a_clock_that_is_off_is_told(examined, postgres_url, monkeypatch):
     monkeypatch.setenv("FARM_DATABASE_URL", postgres_url)
     real = time.time
     monkeypatch.setattr(database_examined.time, "time", lambda: real() + 60)
-    assert levels(examined(), "clock") == [
-        ("warning", "the clock of this host is 60.0 s ahead of the clock of the database")
-    ]
+    ((level, message),) = levels(examined(), "clock")
+    assert level == "warning"
+    assert "60.0 s ahead" in message
 
 
 def test_a_live_farm_is_fine_and_a_broker_that_forgets_is_not(
@@ -489,6 +489,5 @@ def test_files_that_the_spool_put_aside_are_told(examined):
     (aside.parent / "2-b.json.refused").write_text("{}")
     ((level, told),) = levels(examined(), "spool")
     assert level == "problem"
-    assert told.startswith(
-        f"2 readings in {aside.parent} could not be stored: 1-a.json, 2-b.json.refused"
-    )
+    assert told.startswith(f"2 readings in {aside.parent} ")
+    assert told.endswith(": 1-a.json, 2-b.json.refused")

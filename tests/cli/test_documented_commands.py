@@ -54,7 +54,7 @@ REASONS = {
     "a file of weights",
 }
 JOB, LATER_JOB, READING = "fftvspd5", "hnf3fq8x", "9" * 32
-PLACEHOLDERS = {"JOB": JOB, "READING": READING}
+PLACEHOLDERS = {"JOB": JOB, "LATER_JOB": LATER_JOB, "READING": READING}
 COMMAND = typer.main.get_command(app)
 
 

@@ -345,7 +345,7 @@ def test_an_output_that_cannot_be_written_is_said_to_be_so(command):
         check=False,
     )
     assert done.returncode == 1
-    assert "cannot be written: No space left on device" in done.stderr
+    assert "No space left on device" in done.stderr
     assert "fault in farm" not in done.stderr
     assert "Traceback" not in done.stderr
 

@@ -14,6 +14,7 @@ import torch
 from farm.exchange.packaged import packaged_database
 from tests import slow
 from tests.corpus import documents
+from tests.statements import rows_in_order
 
 FILE = Path(__file__).parent / "digests.json"
 DIGESTS = json.loads(FILE.read_text()) if FILE.exists() else {"torch": "", "documents": {}}
@@ -66,11 +67,21 @@ def test_the_capture_of_another_variant_is_the_one_on_file(variant, compare):
     ],
 )
 def test_the_reports_of_the_packaged_jobs_are_those_on_file(part, compare):
-    with packaged_database().read() as session:
+    """In each second part, the database returns rows in the reverse order."""
+    database = packaged_database()
+    with rows_in_order(database, part % 2), database.read() as session:
         jobs = documents.packaged_jobs(session)[part::8]
         compare(
             {f"jobs/{job}": documents.digest(documents.job_document(session, job)) for job in jobs}
         )
+
+
+def test_a_report_does_not_depend_on_the_order_of_rows(compare):
+    """Of a job on two cards together: its readings have two rows of software."""
+    database = packaged_database()
+    with rows_in_order(database, 1), database.read() as session:
+        document = documents.job_document(session, "3r7vg8q8")
+    compare({"jobs/3r7vg8q8": documents.digest(document)})
 
 
 @slow.MEASURED

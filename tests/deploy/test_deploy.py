@@ -730,3 +730,14 @@ def test_the_manual_names_commands_and_files_that_are_there(name):
         assert (ROOT / "docs" / link).exists(), link
     for path in re.findall(r"`((?:deploy|tests|tasks|docs)/[\w./-]+)`", page):
         assert (ROOT / path).exists() or "secrets/" in path, path
+
+
+def test_the_time_between_card_checks_is_a_setting_of_both_deployments():
+    """Neither overrides check_every_s of farm.toml, until a person gives a value."""
+    compose = yaml.safe_load((DEPLOY / "compose.worker.yml").read_text())
+    variable = "FARM_CHECK_EVERY_S"
+    assert compose["services"]["worker"]["environment"][variable] is None
+    unit = (DEPLOY / "systemd/farm-worker.service").read_text()
+    (line,) = re.findall(rf"^#Environment={variable}=(\d+)$", unit, re.M)
+    assert Settings(check_every_s=float(line)).check_every_s == 86_400
+    assert "check_every_s" in (ROOT / "docs/operate.md").read_text()

@@ -55,13 +55,17 @@ def disturbed() -> Iterator[None]:
         process.wait()
 
 
-def check(state_dir: Path) -> dict[str, Any]:
-    done = subprocess.run(
+def run_check(state_dir: Path, **settings: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [sys.executable, "-m", "cli", "cards", "check", "--card", "0", "--json"],
-        env={**os.environ, "FARM_STATE_DIR": str(state_dir)},
+        env={**os.environ, "FARM_STATE_DIR": str(state_dir), **settings},
         capture_output=True,
         text=True,
     )
+
+
+def check(state_dir: Path, **settings: str) -> dict[str, Any]:
+    done = run_check(state_dir, **settings)
     assert done.returncode in (0, 5), done.stderr
     (result,) = json.loads(done.stdout)["checks"]
     return result
@@ -71,7 +75,10 @@ def test_a_process_that_takes_bandwidth_is_named_and_found_by_the_bandwidth(tmp_
     results = [check(tmp_path) for _ in range(CHECKS)]
     assert all(not figure["reason"] for figure in results[0]["figures"]), results[0]
     with disturbed():
-        result = check(tmp_path)
+        refused = run_check(tmp_path)
+        assert refused.returncode == 4
+        assert "FARM_ALLOW_SHARED" in refused.stderr
+        result = check(tmp_path, FARM_ALLOW_SHARED="1")
     figures = {figure["figure"]: figure for figure in result["figures"]}
     assert "shared" in figures["copy"]["reason"]
 

@@ -75,7 +75,8 @@ def test_wholes_with_host_steps_are_verified_and_measured_as_graphs() -> None:
             predicted = extract(variant, device_type="cuda").capture.counts
             whole = Subject("variant", variant.id, variant.to_json())
             answer = process.measure(
-                MeasureRequest(whole, Protocol(), Stopping(maximum_s=1), predicted=dict(predicted))
+                MeasureRequest(whole, Protocol(), Stopping(maximum_s=1), predicted=dict(predicted)),
+                verify=True,
             )
             found = answer.verification
             assert found is not None

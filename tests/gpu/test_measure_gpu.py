@@ -157,7 +157,9 @@ def test_the_benchmark_process_measures_and_verifies_a_whole_model() -> None:
 
     with BenchmarkProcess(discover(settings())[0].id) as process:
         answer = process.measure(
-            MeasureRequest(subject, Protocol(), Stopping(), predicted={}), on_phase=on_phase
+            MeasureRequest(subject, Protocol(), Stopping(), predicted={}),
+            verify=True,
+            on_phase=on_phase,
         )
     assert phases[:4] == ["verify", "rebuild", "warm-up", "window"]
     assert answer.verification is not None

@@ -54,7 +54,9 @@ def test_a_model_that_runs_something_else_while_it_is_captured_is_taken_as_it_is
     variant = Variant("asking", 64, 224)
     subject = Subject("variant", variant.id, variant.to_json())
     with BenchmarkProcess(discover(settings())[0].id) as process:
-        answer = process.measure(MeasureRequest(subject, Protocol(), Stopping(), predicted={}))
+        answer = process.measure(
+            MeasureRequest(subject, Protocol(), Stopping(), predicted={}), verify=True
+        )
     settings.cache_clear()
     assert answer.verification is not None
     assert answer.verification.observed is not None
@@ -105,7 +107,9 @@ def test_a_process_that_measures_never_uses_the_profiler() -> None:
         before = process.measure(MeasureRequest(subject, Protocol(), Stopping())).reading
         assert process._verifier is not None
         pid, verifier = process.pid, process._verifier.pid
-        answer = process.measure(MeasureRequest(subject, Protocol(), Stopping(), predicted={}))
+        answer = process.measure(
+            MeasureRequest(subject, Protocol(), Stopping(), predicted={}), verify=True
+        )
         assert answer.verification is not None
         assert answer.verification.tuple_kernels
         assert process.pid == pid

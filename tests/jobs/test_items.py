@@ -427,18 +427,30 @@ def test_a_reading_with_figures_that_are_none_is_kept_without_them(any_database)
 
 
 def test_a_claim_and_a_result_need_one_session_each(any_database, card):
+    """A process knows an item of the round that waits: which one, the database chooses. The result
+    of this item needs one statement more, which finds another that waits."""
     job_id = plan(any_database, [card], number=5)
     sessions, statements = [], []
     event.listen(any_database.engine, "checkout", lambda *_: sessions.append(1))
     event.listen(
         any_database.engine, "before_cursor_execute", lambda *about: statements.append(about[2])
     )
-    for item in items_of(any_database, job_id)[:2]:
+
+    def measure(item):
+        """Measure an item; return the number of sessions and of statements."""
         sessions.clear()
         statements.clear()
         assert complete(any_database, claim(any_database, item), card).rounds == ()
-    asked = [statement for statement in statements if not statement.startswith("BEGIN")]
-    assert (len(sessions), len(asked)) == (2, 5), asked
+        begins = [statement for statement in statements if statement.startswith("BEGIN")]
+        return len(sessions), len(statements) - len(begins)
+
+    first, *others = items_of(any_database, job_id)
+    measure(first)
+    with any_database.read() as session:
+        known_id = items.known_waiting_item(session, job_id, 1)
+    (known,) = [item for item in others if item.id == known_id]
+    assert measure(next(item for item in others if item is not known)) == (2, 5), statements
+    assert measure(known) == (2, 6), statements
 
 
 def test_the_last_of_items_that_close_at_once_finds_that_its_round_has_ended(any_database, card):

@@ -48,7 +48,8 @@ def test_one_refusal_of_a_broker_is_one_cause_whichever_command_met_it(told):
     outage = Outage(logging.getLogger("farm.test"), "No work")
     for command in ("ZADD", "PUBLISH"):
         outage.note(BrokerUnreachable(f"The broker refuses commands: {command}.", "Give rights."))
-    assert told() == ["No work: The broker refuses commands: ZADD. Give rights."]
+    (message,) = told()
+    assert message.endswith("ZADD. Give rights.")
 
 
 def test_an_unexpected_error_is_told_once_with_its_origin(told, caplog):

@@ -249,8 +249,6 @@ def test_a_damaged_text_of_the_package_is_named(tmp_path, monkeypatch):
     (tmp_path / "unigram.npz").write_bytes((texts.FOLDER / "unigram.npz").read_bytes()[:20_000])
     monkeypatch.setattr(texts, "FOLDER", tmp_path)
     texts._corpus.cache_clear()
-    with pytest.raises(
-        DamagedPackage, match=r"unigram.npz' of the installed package cannot be read"
-    ) as caught:
+    with pytest.raises(DamagedPackage, match=r"unigram\.npz' of the installed package") as caught:
         texts._corpus("unigram")
     assert "Install the package again" in caught.value.next_step

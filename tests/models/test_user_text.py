@@ -8,7 +8,7 @@ import pytest
 
 from farm.errors import UsageError
 from farm.models import catalog
-from farm.types import tokens
+from farm.settings import user_models
 from farm.types.variant import Variant
 from tests.own_text import WORDS, write_own_text
 
@@ -113,6 +113,8 @@ def test_a_process_that_is_given_ids_each_time_keeps_the_last(own):
     first, second = (
         catalog.variant("bert-base", 2, length=length, **own).text for length in (6, 7)
     )
-    tokens.hold_tokens(tokens.tokens_of_text(second), alone=True)
-    assert tokens.holds_tokens(second)
-    assert not tokens.holds_tokens(first)
+    ids = user_models.text(second)
+    user_models.forget_texts()
+    user_models.add_text(second, ids)
+    assert user_models.has_text(second)
+    assert not user_models.has_text(first)

@@ -198,8 +198,9 @@ def test_variants_are_other_tuples_without_gaps(options):
 
 def test_compiled_and_scripted_models_are_refused():
     for model in (torch.compile(nn.ReLU()), torch.jit.script(nn.Sequential(nn.ReLU()))):
-        with pytest.raises(CaptureError, match="cannot be captured"):
-            capture(nn.Sequential(model), (torch.randn(2),))
+        for run in (capture, predict):
+            with pytest.raises(CaptureError, match="cannot be captured"):
+                run(nn.Sequential(model), (torch.randn(2),))
 
 
 def test_a_model_that_raises_says_where():

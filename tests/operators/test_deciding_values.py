@@ -226,7 +226,7 @@ def routed_product():
     return product_of(capture(*routed()[:1], (routed()[1],)))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.integers(0, 300), min_size=8, max_size=8), st.sampled_from([1, 64, 2**20]))
 def test_all_values_that_are_built_are_valid(lengths, step):
     try:
@@ -244,7 +244,7 @@ def table_lookup():
     return only(torch.Tensor.__getitem__, TABLE, torch.randperm(4096))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(1, 16), st.sampled_from([0, 1, 2]))
 def test_all_places_that_are_built_are_valid(distinct, order):
     spec = with_given(table_lookup(), 1, Distribution("places", (distinct, order)))

@@ -3,8 +3,8 @@
 import pytest
 
 from farm.errors import TupleRejected
+from farm.operators.output_sizes import trial
 from farm.operators.rebuild import rebuild
-from farm.operators.trial import trial
 from farm.types.tuple import OperatorTuple, TensorSpec
 
 LSTM, GRU = 2, 3

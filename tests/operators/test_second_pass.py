@@ -1,8 +1,14 @@
 """A capture describes the passes that run again and again, and leaves the model as it was."""
 
+import functools
+import random
+
+import pytest
 import torch
 from torch import nn
 
+import farm
+from farm.errors import UnseenOperators
 from farm.operators import self_check
 from farm.operators.capture import capture, predict, settled
 from farm.operators.fake_pass import held_tensors
@@ -101,3 +107,123 @@ def test_layouts_and_dtypes_after_a_norm_are_those_of_the_cpu():
         inputs = (torch.randn(2, 6, 4),)
         predicted = self_check.checked(predict(model, inputs), "cpu")
         assert list(predicted.counts) == list(capture(model, inputs).counts)
+
+
+class _Table:
+    """A part of a model that is no module."""
+
+    def __init__(self):
+        self.sines = None
+
+
+class _Kept(nn.Module):
+    """Computes a table of 4 MB, which a fake pass does not compute, from an activation."""
+
+    table = None
+    kept = _Table()
+
+    def __init__(self, place):
+        super().__init__()
+        self.place, self.options = place, {"length": 1024, "table": None}
+
+    def forward(self, x):
+        if self.place == "function":
+            return x @ _sines(x.shape[-1])
+        if self.place == "class":
+            if _Kept.table is None:
+                _Kept.table = _sines.__wrapped__(x.shape[-1])
+            return x @ _Kept.table
+        if self.place == "object":
+            if self.kept.sines is None:
+                self.kept.sines = _sines.__wrapped__(x.shape[-1])
+            return x @ self.kept.sines
+        if self.options["table"] is None:
+            self.options["table"] = _sines.__wrapped__(x.shape[-1])
+        return x @ self.options["table"]
+
+
+@functools.lru_cache
+def _sines(length):
+    return torch.arange(float(length)).outer(torch.ones(length)).sin()
+
+
+@pytest.mark.parametrize("place", ["function", "class", "object", "options"])
+def test_a_table_outside_the_model_is_computed_once_and_no_fake_tensor_stays(place):
+    model, x = _Kept(place), torch.randn(2, 1024)
+    assert names(predict(model, (x,))) == ["matmul"]
+    assert names(predict(model, (x,))) == ["matmul"]
+    assert type(model(x)) is torch.Tensor
+    _sines.cache_clear()
+    _Kept.table = _Kept.kept.sines = None
+
+
+class _Counts(nn.Module):
+    """Acts by the number of its passes."""
+
+    def __init__(self, act):
+        super().__init__()
+        self.layer, self.passes, self.act = nn.Linear(4, 4), 0, act
+
+    def forward(self, x):
+        self.passes += 1
+        return self.act(self, self.layer(x))
+
+
+def _initializes(model, x):
+    if model.passes == 1:
+        model.layer.weight.data.mul_(2)
+    return x
+
+
+def _scales(model, x):
+    return x * (1 / model.passes)
+
+
+def _turns(model, x):
+    return x.relu() if model.passes % 2 else x
+
+
+def _grows(model, x):
+    return x.repeat(model.passes, 1)
+
+
+def test_what_a_model_does_only_in_its_first_pass_is_not_counted():
+    for run in (predict, lambda *args: settled(args[0], lambda: capture(*args))):
+        assert names(run(_Counts(_initializes), (torch.randn(2, 4),))) == ["Linear"]
+
+
+def test_passes_that_differ_in_numbers_cost_the_same():
+    assert names(predict(_Counts(_scales), (torch.randn(2, 4),))) == ["Linear", "mul"]
+
+
+@pytest.mark.parametrize("act", [_turns, _grows])
+def test_a_model_whose_passes_cost_more_each_time_is_refused(act):
+    with pytest.raises(UnseenOperators, match="keeps a state") as refused:
+        predict(_Counts(act), (torch.randn(2, 4),))
+    assert "Reset the state" in refused.value.next_step
+
+
+class _Draws(nn.Module):
+    def forward(self, x):
+        return x.relu() if random.random() + torch.rand([]).item() > 1 else x.relu().relu()
+
+
+def test_each_pass_draws_the_same_numbers_and_the_generators_stay():
+    states = random.getstate(), torch.random.get_rng_state()
+    found = {tuple(names(predict(_Draws(), (torch.randn(2, 4),)))) for _ in range(4)}
+    assert len(found) == 1
+    assert random.getstate() == states[0]
+
+
+class _Doubles(nn.Module):
+    """Writes to its input."""
+
+    def forward(self, x):
+        x.mul_(2)
+        return x[x > 0]
+
+
+def test_a_capture_with_values_writes_to_no_input_of_the_user():
+    x = torch.ones(2, 4)
+    assert len(farm.capture_model(_Doubles(), (x,)).extraction.capture.calls) == 3
+    assert x.sum() == 8

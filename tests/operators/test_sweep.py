@@ -85,13 +85,9 @@ def test_impossible_combinations_are_counted_by_reason():
     )
     assert [len(batch) for batch in expansion.batches()] == [3]
     assert sum(expansion.skipped.values()) == 5
-    assert (
-        expansion.skipped[
-            "in_channels must be divisible by groups (such as in_channels 3, groups 2, "
-            "kernel_size 1)"
-        ]
-        == 2
-    )
+    (groups,) = (reason for reason in expansion.skipped if "divisible by groups" in reason)
+    assert expansion.skipped[groups] == 2
+    assert groups.endswith("(such as in_channels 3, groups 2, kernel_size 1)")
     (large,) = (reason for reason in expansion.skipped if "Kernel size" in reason)
     assert expansion.skipped[large] == 3
     assert "Kernel size: (9 x 9)" in large
@@ -103,7 +99,10 @@ def test_a_combination_larger_than_any_card_is_left_out_with_its_reason():
         Sweep("Linear", {"in_features": (16, 2_000_000), "out_features": (2_000_000,)})
     )
     assert [len(batch) for batch in expansion.batches()] == [1]
-    assert expansion.skipped == {"it needs more memory than any card has (in_features 2000000)": 1}
+    ((reason, number),) = expansion.skipped.items()
+    assert number == 1
+    assert "more memory" in reason
+    assert "in_features 2000000" in reason
 
 
 def test_a_sweep_of_nothing_possible_is_refused():

@@ -137,7 +137,7 @@ def reads_a_value(model, values):
 )
 def test_operators_of_another_thread_are_refused(function, grad):
     with pytest.raises(
-        UnseenOperators, match=r"in another thread \(.*test_unseen.py, line \d+: .*# here\)"
+        UnseenOperators, match=r"another thread \(.*test_unseen.py, line \d+: .*# here\)"
     ) as caught:
         farm.capture_model(model(function), VALUES, grad=grad)
     assert "in the thread that calls the model" in caught.value.next_step
@@ -278,7 +278,7 @@ def test_a_compiled_function_is_refused_and_stays_compiled(make):
     net = model(make())
     before = backend.graphs
     with pytest.raises(
-        UnseenOperators, match=r"torch.compile compiled \(.*test_unseen.py, line \d+: .*# here\)"
+        UnseenOperators, match=r"compiled \(.*test_unseen.py, line \d+: .*# here\)"
     ) as caught:
         farm.capture_model(net, VALUES)
     assert "--compile" in caught.value.next_step
@@ -317,9 +317,7 @@ def compiled_in_place(module):
     ids=["the model", "a part", "in place", "a part in place"],
 )
 def test_a_compiled_module_is_refused(net):
-    with pytest.raises(
-        CaptureError, match="is compiled, so its operators cannot be captured"
-    ) as caught:
+    with pytest.raises(CaptureError, match="is compiled") as caught:
         farm.capture_model(net.eval(), VALUES)
     assert "--compile" in caught.value.next_step
 

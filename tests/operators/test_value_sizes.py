@@ -11,9 +11,8 @@ from farm.errors import TupleRejected, Unmeasurable
 from farm.operators import self_check
 from farm.operators.capture import capture
 from farm.operators.deciding_values import check_values
+from farm.operators.output_sizes import check_size, is_sized_by_values, trial
 from farm.operators.rebuild import rebuild
-from farm.operators.trial import check_size, trial
-from farm.operators.value_sizes import is_sized_by_values
 from farm.subjects.encoding import texts_of_outputs
 from farm.subjects.label import label_of
 from farm.types.distribution import Distribution

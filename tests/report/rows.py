@@ -66,10 +66,9 @@ def reading(
         "sm_clock_mhz": 1980.0,
         "cost_s": {"rebuild": 0.1, "window": 0.5},
         "details": {"method": METHOD},
+        "id": uuid.uuid4().hex,
     }
-    row = tables.ReadingRow(
-        id=uuid.uuid4().hex, subject_id=subject, card_id=card, time_us=time_us, **values | more
-    )
+    row = tables.ReadingRow(subject_id=subject, card_id=card, time_us=time_us, **values | more)
     session.add(row)
     session.flush()
     return row.id

@@ -24,6 +24,7 @@ from farm.report.layers import layers
 from farm.report.report import remarks
 from farm.requests.resolved import ResolvedRequest
 from farm.store import tables
+from farm.store.job_ids import find_job
 from farm.training.extract import extract
 from farm.types.figure import Figure, value_of
 from farm.types.protocol import Protocol
@@ -451,6 +452,9 @@ def test_no_such_job(database):
     rows.model_job(database)
     with pytest.raises(NoSuchJob, match="no job 'nope'"):
         built(database, "nope")
+    with database.read() as session, pytest.raises(NoSuchJob) as caught:
+        find_job(session, "layers.csv")  # farm report job1 --csv layers.csv
+    assert "Write > before the file" in caught.value.next_step
 
 
 def test_reports_and_their_rendering_need_no_torch():
@@ -542,10 +546,9 @@ def test_a_report_of_some_layers_has_a_sum_for_all_without_a_whole(database):
         "the sum of all may be wrong by as much"
     )
     assert told["tokens_per_s"] == pytest.approx(8e6 / told["time_us"])
-    assert re.fullmatch(
-        r"sum over all 12 layers: .* µs, .* mJ; not compared with a measured whole model; 8 tokens a pass: .* a token",
-        remark_of(found),
-    )
+    remark = remark_of(found)
+    assert re.match(r"sum over all 12 layers: .* µs, .* mJ; not compared ", remark)
+    assert re.search(r"8 tokens a pass: .* a token$", remark)
 
     # One that no reading covers is listed, and its share of the cost is told.
     left_out = max(found.tuples, key=lambda line: line.count * line.subject.estimated_us).subject
@@ -580,7 +583,7 @@ def test_the_report_of_a_decode_shows_its_implementation_floor_and_copies():
     texts = dict(remarks(made))
     assert "static cache" in texts["implementation"]
     assert "GB of weights and 8.59 GB of cache" in texts["floor"]
-    assert "of the sum, copy or convert keys and values" in texts["copies"]
+    assert "copy or convert keys and values" in texts["copies"]
     printed = made.to_json()
     assert printed["implementation"] == texts["implementation"]
     assert 0.5 < printed["floor"]["copies_us"] / made.verdict.time.whole.value < 0.8

@@ -69,8 +69,8 @@ def test_only_a_measured_call_exceeds_the_roofline():
 
 
 def test_the_rule_names_what_makes_a_measured_call_faster_than_the_peak():
-    assert "if its bound is memory, the data was in the cache" in rule_of(PEAKS)
-    assert "if it is compute, its algorithm multiplies less (Winograd)" in rule_of(PEAKS)
+    assert "the data was in the cache" in rule_of(PEAKS)
+    assert "multiplies less (Winograd)" in rule_of(PEAKS)
 
 
 def test_a_call_that_is_not_measured_has_no_rates():

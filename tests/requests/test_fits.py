@@ -34,7 +34,7 @@ def test_inputs_and_parameters_that_are_more_than_the_memory_are_told_with_the_b
         UsageError, match=r"resnet18 101x224 float32 does not fit .* H200"
     ) as caught:
         check_fits(variant(101), card(memory_bytes))
-    assert "smaller batch. Inputs and parameters fit up to batch 100" in caught.value.next_step
+    assert "parameters fit up to batch 100" in caught.value.next_step
     with pytest.raises(UsageError) as caught:
         check_fits(variant(1), card(memory.parameters))
     assert "a card with more memory" in caught.value.next_step
@@ -49,7 +49,7 @@ def test_a_cache_that_is_longer_than_the_memory_is_told_with_the_batch_that_leav
         UsageError, match=r"gpt2 decode 64 beside 1024 .* cache takes 2.4 GB"
     ) as caught:
         check_fits(one, card(memory.parameters + memory.cache // 2))
-    assert "shorter cache. Cache and parameters fit up to batch 31" in caught.value.next_step
+    assert "parameters fit up to batch 31" in caught.value.next_step
 
 
 def test_inputs_of_ones_own_are_not_made_to_be_counted(monkeypatch, tmp_path):

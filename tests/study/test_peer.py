@@ -99,7 +99,7 @@ def test_one_memory_is_held_against_the_other(database, cards):
         assert "median +1.00% over 1 tuple" in found.notes[4]
         assert found.drawable
         laboratory.fails = row["placement"]  # its only one
-        with pytest.raises(FarmError, match="no readings to compare: out_of_memory: no room"):
+        with pytest.raises(FarmError, match="out_of_memory: no room"):
             peer(laboratory, plan(cards))
 
 

@@ -117,7 +117,7 @@ def test_only_a_card_that_was_found_outside_since_the_start_is_put_in_quarantine
     if quarantine:
         state, reason = states["SIM-0"]
         assert state == "quarantined"
-        assert reason.startswith("A card check found it outside: copy +3.0% (`farm cards check")
+        assert "outside: copy +3.0% (`farm cards check" in reason
         cards.resume(any_database, "SIM-0", quarantined=True)
         checks.make_pass()
         assert cards.stored_state(any_database, "SIM-0") != "quarantined", "it is judged once"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+from dataclasses import replace
+
 import pytest
 from sqlmodel import select
 
@@ -15,7 +18,7 @@ from farm.jobs.items import Claim
 from farm.requests.resolved import ResolvedRequest
 from farm.settings import settings
 from farm.store.job_ids import find_job
-from farm.store.tables import VerdictRow
+from farm.store.tables import CardRow, VerdictRow
 from farm.types.protocol import Protocol
 from farm.types.request import Request, Sweep
 from farm.types.software import Software
@@ -62,12 +65,8 @@ def test_what_the_database_knows_is_answered_without_a_worker(embedded, any_data
     assert not embedded.registered()
     measured(any_database, installed())
     assert embedded.registered()
-    made = submit(
-        any_database,
-        ResolvedRequest.of(REQUEST, [HERE.id]),
-        wait_for_workers=embedded.wait_ready,
-        is_registered=True,
-    )
+    known = replace(ResolvedRequest.of(REQUEST, [HERE.id]), done_by="an earlier job")
+    made = submit(any_database, known, farm=embedded)
     assert (made.new, made.reused) == (0, 1)
     with any_database.read() as session:
         assert find_job(session, made.job_id).state == "done"
@@ -99,6 +98,32 @@ def test_where_no_card_is_fit_the_reason_is_told_at_once(
     bad.unlink()
     with EmbeddedFarm(settings(), database, [card]) as farm:
         farm.wait_ready()  # what it found for itself alone, no person need release
+
+
+@slow.FAULT
+def test_a_worker_without_a_heartbeat_is_said_once_with_its_log(database, sqlite_url, monkeypatch):
+    monkeypatch.setenv("FARM_DATABASE_URL", sqlite_url)
+    monkeypatch.setenv("FARM_SIMULATED_CARDS", "1")
+    settings.cache_clear()
+    (card,) = discover(settings())
+    lines: list[str] = []
+    with EmbeddedFarm(settings(), database, [card], say=lines.append) as farm:
+        farm.wait_ready()
+        farm.tend()
+        assert lines == []
+        assert farm.supervisor is not None
+        workers = [child.process for child in farm.supervisor.children if child.process]
+        for worker in workers:
+            worker.send_signal(signal.SIGSTOP)
+        with database.write() as session:
+            session.get_one(CardRow, card.id).last_seen_at_s -= 1000.0
+        for _ in range(2):
+            farm._looked_s = 0.0
+            farm.tend()
+        for worker in workers:
+            worker.send_signal(signal.SIGCONT)
+    (line,) = lines
+    assert line.startswith(f"The worker of {card.id} has no heartbeat. Its log ends: ")
 
 
 def test_a_card_that_another_farm_gave_up_is_for_a_person_to_release(any_database):

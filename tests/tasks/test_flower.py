@@ -46,7 +46,7 @@ def test_flower_shows_what_each_item_is_and_why_it_failed(one_card, monkeypatch)
             "SUCCESS",
         ]
         assert tasks["0"]["args"] == "Conv2d 64->64 k3 p1 | 0x64x56x56 fp32"
-        assert tasks["1"]["exception"].startswith("out_of_memory: Simulated: it does not fit")
+        assert tasks["1"]["exception"].startswith("out_of_memory: ")
         assert tasks["2"]["exception"].startswith(
             "crashed: The benchmark process ended (signal SIGKILL)"
         )
@@ -96,10 +96,9 @@ def test_flower_says_in_a_line_that_its_port_is_taken_runs_nothing_it_finds_and_
                 [*words, port], env=environment, capture_output=True, text=True, timeout=60
             )
             assert (second.returncode, second.stdout) == (2, "")
-            assert second.stderr.splitlines() == [
-                f"error: Flower cannot listen on 127.0.0.1:{port}: another program uses this port.",
-                "→ Choose another port with --port; 0 takes a free port.",
-            ]
+            error, next_step = second.stderr.splitlines()
+            assert f"127.0.0.1:{port}" in error
+            assert "--port" in next_step
             broker.stop()
             while "Failed to capture events" not in flower.stderr.readline():
                 assert flower.poll() is None

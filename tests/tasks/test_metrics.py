@@ -13,10 +13,12 @@ import pytest
 import redis
 import sqlalchemy
 import sqlmodel
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from farm.devices.device import Card
 from farm.jobs import cards, items, jobs, leases, listing
+from farm.jobs.card_checks import JudgedCheck
 from farm.jobs.cards import register
 from farm.settings import Settings
 from farm.store import tables
@@ -24,6 +26,7 @@ from farm.store.database import database_now
 from farm.types.software import Software
 from tasks import metrics, supervisor
 from tasks.app import configure
+from tasks.card_checks import RegularChecks
 from tasks.metrics import FarmCollector, serve
 from tests import planned, slow
 from tests.farms import ROOT, TIMEOUT_S, running
@@ -309,6 +312,41 @@ def test_a_client_that_sends_no_request_is_not_waited_for(tmp_path, monkeypatch)
     )
     with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S) as client:
         assert client.recv(1) == b"", "the exporter closes the connection"
+
+
+def test_alerts_ask_for_series_that_the_farm_exports(any_database, no_broker):
+    """Names, labels and their values. `up` is Prometheus's own."""
+    card = Card(
+        id="SIM-gpu1-0", kind="simulated", model="simulated card", memory_bytes=1, host="gpu1"
+    )
+    register(any_database, card, Software(torch="2"), holder="h", queue="q")
+    url = any_database.url.render_as_string(hide_password=False)
+    current = Settings(database_url=url, host="gpu1", heartbeat_s=60)
+    checks = RegularChecks(current, [card.id], any_database)
+    checks._judged["job"] = JudgedCheck("job", (card.id,), 0.0, "outside")
+    exported = defaultdict(lambda: defaultdict(set))
+    other = Card(
+        id="SIM-gpu2-0", kind="simulated", model="simulated card", memory_bytes=1, host="gpu2"
+    )
+    register(any_database, other, Software(torch="2"), holder="other", queue="other")
+    with any_database.write() as session:
+        session.get_one(tables.CardRow, other.id).last_seen_at_s -= 600
+    for family in FarmCollector(current, checks=checks).collect():
+        for sample in family.samples:
+            for label, value in sample.labels.items():
+                exported[sample.name][label].add(value)
+            exported[sample.name]["instance"].add("")  # of every series that Prometheus scrapes
+    (group,) = yaml.safe_load((ROOT / "deploy/prometheus/alerts.yml").read_text())["groups"]
+    for rule in group["rules"]:
+        expression = re.sub(r"\b(?:max )?by \([^)]*\)", "", rule["expr"])
+        selectors = re.findall(r"(farm_\w+)(?:\{([^}]*)\})?", expression)
+        assert selectors or expression.startswith("up{"), rule["alert"]
+        shown = set(re.findall(r"\$labels\.(\w+)", str(rule["annotations"])))
+        for name, conditions in selectors:
+            assert name in exported, rule["alert"]
+            assert shown <= exported[name].keys(), rule["alert"]
+            for label, value in re.findall(r'(\w+)="([^"]*)"', conditions):
+                assert value in exported[name][label], rule["alert"]
 
 
 def test_every_metric_is_documented(any_database, no_broker):

@@ -90,6 +90,7 @@ def test_a_card_that_is_idle_while_its_items_wait_is_told_so(any_database):
     ago(any_database, 20, published_at_s=True)
     assert told() == {"SIM-0": "", "SIM-1": ""}, "it may come any moment"
     ago(any_database, 45, published_at_s=True)
-    assert told() == {"SIM-0": "has taken no item for 45 s, though items wait", "SIM-1": ""}
+    assert "no item for 45 s" in told()["SIM-0"]
+    assert told()["SIM-1"] == ""
     ago(any_database, 2, started_at_s=True)
     assert told() == {"SIM-0": "", "SIM-1": ""}, "it has just begun one"

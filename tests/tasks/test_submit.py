@@ -188,7 +188,7 @@ def test_what_wakes_at_once_is_published_with_few_values_in_a_statement(any_data
     with values_at_once(any_database) as numbers:
         follow_up(
             any_database,
-            FollowUp(True, tuple((f"job {number}", 1) for number in range(1200)), many),
+            FollowUp(tuple((f"job {number}", 1) for number in range(1200)), many),
         )
         publish_items(any_database, many)
     assert max(numbers) < 600

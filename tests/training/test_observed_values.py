@@ -284,5 +284,5 @@ def test_why_activations_have_no_values_is_logged(
     finally:
         settings.cache_clear()
     assert seen[0] is None
-    assert "its run with batch 2 on the CPU failed" in caplog.text
+    assert "with batch 2 on the CPU failed" in caplog.text
     assert "a batch of 2" in caplog.text

@@ -156,17 +156,13 @@ def test_a_model_that_cannot_be_split_is_refused_in_one_line(model, said, messag
 
 
 def test_a_size_that_the_cards_cannot_share_evenly_is_refused(tiny):
-    with pytest.raises(
-        UnsupportedModel, match=r"'model\.model\.layers\.0\.mlp\.gate_proj' has the size 65"
-    ):
+    with pytest.raises(UnsupportedModel, match=r"gate_proj' has the size 65"):
         extract(catalog.variant(tiny(intermediate_size=65), 1, tensor_parallel=2))
 
 
 def test_ddp_with_parameters_that_the_step_does_not_use_is_refused_with_a_next_step():
     fields = {"layers": 1, "length": 8, "step": "training", "data_parallel": 2}
-    with pytest.raises(
-        CaptureError, match="DDP waits for the gradient of each parameter"
-    ) as refused:
+    with pytest.raises(CaptureError, match="DDP waits for the gradient") as refused:
         extract(catalog.variant("bert-base", 1, **fields))
     assert "--sharding fsdp" in refused.value.next_step
 

@@ -156,7 +156,7 @@ def test_a_benchmark_process_refuses_another_version_and_measures_the_edited_fil
     with BenchmarkProcess(cpu_card(settings()).id) as process:
         assert (
             process.measure(
-                MeasureRequest(subject(variant), EAGER, SHORT, predicted={})
+                MeasureRequest(subject(variant), EAGER, SHORT, predicted={}), verify=True
             ).reading.time_us.value
             > 0
         )
@@ -165,11 +165,13 @@ def test_a_benchmark_process_refuses_another_version_and_measures_the_edited_fil
             Unmeasurable,
             match=f"have version .* submitted with version {variant.version}",
         ) as no:
-            process.measure(MeasureRequest(subject(variant), EAGER, SHORT, predicted={}))
+            process.measure(
+                MeasureRequest(subject(variant), EAGER, SHORT, predicted={}), verify=True
+            )
         assert (no.value.reason, "submit again" in no.value.next_step) == ("rejected", True)
         assert (
             process.measure(
-                MeasureRequest(subject(versioned(variant)), EAGER, SHORT, predicted={})
+                MeasureRequest(subject(versioned(variant)), EAGER, SHORT, predicted={}), verify=True
             ).verification.matches
             is not None
         )

@@ -6,8 +6,8 @@ import torch
 import farm
 from farm.errors import CaptureError
 from farm.models import own
+from farm.operators.output_sizes import is_sized_by_values
 from farm.operators.rebuild import rebuild
-from farm.operators.value_sizes import is_sized_by_values
 from farm.training import extract as extracting
 from farm.training.extract import extract
 

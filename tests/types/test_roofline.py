@@ -1,9 +1,11 @@
 """The peaks of a card model are those of a typical card, not of the first one."""
 
+import dataclasses
 import math
 
 from farm.types.fingerprint import median_fingerprint
 from farm.types.roofline import roofline_of
+from farm.types.tuple import NeededTuple
 
 
 def fingerprint(float32, bytes_per_s=3e12):
@@ -39,8 +41,10 @@ def test_products_of_eight_bits_have_a_rate_of_their_own():
     assert peaks.rate_of("_scaled_mm") == peaks.rate_of("_int_mm") == 2 * peaks.rate_of("mm")
     old = roofline_of("cuda", "Tesla V100", dtype="float16")
     assert old.rate_of("_int_mm") == old.rate_of("mm")
-    product_us, launch_us = peaks.estimate_us(1e15, 1.0, "mm"), peaks.launch_floor_us
-    scaled_us = peaks.estimate_us(1e15, 1.0, "_scaled_mm")
+    launch_us = peaks.launch_floor_us
+    product = NeededTuple("1", "mm", "mm", 10**15, 1, {"": 1}, {})
+    scaled = dataclasses.replace(product, short_name="_scaled_mm")
+    product_us, scaled_us = peaks.call_us(product), peaks.call_us(scaled)
     assert product_us - launch_us == 2 * (scaled_us - launch_us)
 
 

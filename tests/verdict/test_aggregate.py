@@ -229,7 +229,7 @@ def test_without_a_whole_there_is_no_verdict_but_a_sum():
 def test_a_gap_near_the_limit_is_said_to_be():
     verdict = judge([part(read=reading(95.5, 1.0, energy_mj=20))], reading(100, energy_mj=20))
     assert verdict.outcome == "pass"
-    assert any("The limit lies inside the interval of the" in reason for reason in verdict.reasons)
+    assert any("limit lies inside the interval" in reason for reason in verdict.reasons)
 
 
 def test_readings_that_did_not_converge_are_said_with_what_to_do():
@@ -320,7 +320,7 @@ def test_a_disturbed_whole_is_enough_and_a_few_disturbed_tuples_are_not():
     assert (
         judge([calm], reading(30, energy_mj=2, flags=("busy_host",)))
         .reasons[0]
-        .startswith("Other programs used the CPU during the whole")
+        .startswith("Other programs used the CPU")
     )
     few = [calm, part("add", count=0, read=reading(1, flags=("busy_host",)))]
     assert judge(few, reading(30, energy_mj=2)).outcome == "pass"
@@ -333,10 +333,10 @@ def test_a_few_operators_of_a_model_are_not_judged():
     parts = [part("MaxPool2d", read=reading(3)), part("Conv2d", weight=99.0, in_scope=False)]
     verdict = judge(parts, reading(100), requested=("MaxPool2d",))
     assert (verdict.outcome, verdict.missed) == ("none", False)
-    assert verdict.reasons == (
-        "Only MaxPool2d was requested, with 1.0 % of the model's estimated cost; a verdict needs "
-        "95.0 %.",
-    )
+    (reason,) = verdict.reasons
+    assert "MaxPool2d" in reason
+    assert "1.0 %" in reason
+    assert "95.0 %" in reason
     assert Verdict.from_json(json.loads(json.dumps(verdict.to_json()))).missed is False
     # What was asked for and could not be read is missing.
     failed = [*parts, part("MaxPool2d", reason="raised: no")]
@@ -429,10 +429,9 @@ def test_a_verdict_says_what_sum_and_whole_leave_out():
         target=0.95,
         launch="graph",
     )
-    assert verdict.host_steps == (
-        "4 copies between host and card, in the graph without waits of the host; "
-        "sum and whole leave out aten.nonzero.default, torch.tensor"
-    )
+    copies, left_out = verdict.host_steps.split("; ")
+    assert copies.startswith("4 copies between host and card")
+    assert left_out.endswith("leave out aten.nonzero.default, torch.tensor")
     assert aggregate([part(read=reading(100))], target=0.95, launch="graph").host_steps == ""
 
 
@@ -496,7 +495,7 @@ def test_a_verdict_survives_json():
     st.floats(0.1, 1e7),
     st.randoms(),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_whatever_was_read_the_verdict_is_consistent(parts, whole_us, random):
     verdict = judge(parts, reading(whole_us, 0.1))
     shuffled = random.sample(parts, len(parts))

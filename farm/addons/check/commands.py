@@ -57,7 +57,7 @@ def _check_host(wanted: Sequence[str], ending: Ending, answering: Answering) -> 
         raise UsageError("Only GPUs are checked, and this card is a CPU.", "Choose a GPU.")
     submissions = Submissions(say)
     with output.writable_database(may_upgrade=True) as database:
-        measure(database, _batches(database, cards), cards, submissions, ending, pinned=True)
+        measure(database, _batches(database, cards), cards, submissions, ending)
         answering.conclude(database, submissions.job_ids)
 
 
@@ -76,7 +76,7 @@ def _check_farm(wanted: Sequence[str], answering: Answering) -> None:
     try:
         for requests in _batches(database, cards):
             before = len(submissions.job_ids)
-            submissions.submit_all(database, requests, progress=follow.working, pinned=True)
+            submissions.submit_all(database, requests, progress=follow.working)
             follow.follow(database, submissions.job_ids[before:])
     except KeyboardInterrupt as interruption:
         raise Interrupted(hint_for(submissions.job_ids)) from interruption

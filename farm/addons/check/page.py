@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,9 +13,13 @@ from farm.addons.check.deviation import FALSE_ALARMS
 from farm.addons.pages import COLOURS, GREY
 from farm.addons.pages.charts import Chart, Legend, page_chart
 from farm.addons.pages.page import plotly_js, render, write_whole
+from farm.jobs.card_checks import Outcome
 
 _CARD, _LIMIT, _OUTSIDE = COLOURS[0], COLOURS[1], COLOURS[5]
-_ROW_PX, _AROUND_PX = 24, 90
+_ROW_PX, _AROUND_PX = 36, 90
+_NAME_LETTERS = 20  # in a line of the name of a figure beside its row
+#: Outcome -> class of its text; other outcomes have `none`.
+_CLASSES: dict[Outcome, str] = {"inside": "pass", "outside": "fail"}
 #: Reference -> caption of its chart, and what its points are.
 _REFERENCES: dict[ReferenceName, tuple[str, str]] = {
     "cards": ("Compared with other cards of the model", "another card"),
@@ -50,7 +55,7 @@ def write_history(path: Path, checks: Sequence[CardCheck]) -> None:
 
 
 def _write(path: Path, template: str, **values: Any) -> None:
-    values |= {"false_alarms": FALSE_ALARMS, "script": plotly_js()}
+    values |= {"false_alarms": FALSE_ALARMS, "classes": _CLASSES, "script": plotly_js()}
     write_whole(path, render(template, **values))
 
 
@@ -84,15 +89,19 @@ def _population(check: CardCheck, reference: ReferenceName, point: str) -> Chart
         of_card = outside if comparison.is_outside else inside
         of_card.add(figure.title, comparison.difference, comparison.spread)
     shown = [points for points in (others, limits, inside, outside) if points.x]
-    titles = [figure.title for figure, _ in reversed(compared)]
+    names = [_wrapped(figure.title) for figure, _ in reversed(compared)]
     return page_chart(
         [points.data() for points in shown],
         _AROUND_PX + _ROW_PX * len(compared),
-        "difference from the median, standard deviations",
+        "standard deviations",
         "",
-        axes=({"zeroline": True}, {"type": "category", "categoryarray": titles}),
+        axes=({"zeroline": True}, {"type": "category", "categoryarray": names}),
         legend=[(points.name, points.colour) for points in shown],
     )
+
+
+def _wrapped(title: str) -> str:
+    return "<br>".join(textwrap.wrap(title, _NAME_LETTERS))
 
 
 class _Points:
@@ -108,7 +117,7 @@ class _Points:
 
     def add(self, title: str, difference: float, spread: float) -> None:
         self.x.append(difference / spread)
-        self._y.append(title)
+        self._y.append(_wrapped(title))
         self._texts.append(f"{self.name}: {difference:+.2%}")
 
     def data(self) -> dict[str, Any]:
@@ -149,6 +158,7 @@ def _course(checks: Sequence[CardCheck], quantity: str) -> Chart | None:
         360,
         "time of the check, UTC",
         "change since the first check, %",
+        axes=({"automargin": True}, {}),
         legend=legend,
     )
 
@@ -165,7 +175,7 @@ def _line(
     values = [figure.value.value for _, figure in measured if figure.value]
     for (check, figure), value in zip(measured, values, strict=True):
         times.append(time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(check.checked_at_s)))
-        changes.append(100 * (value / values[0] - 1))
+        changes.append(round(100 * (value / values[0] - 1), 3))
         symbols.append("x" if figure.is_outside else "circle")
         sizes.append(11 if figure.is_outside else 5)
     return {

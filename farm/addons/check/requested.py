@@ -29,7 +29,7 @@ def link_requests(session: Session, card_ids: Sequence[str]) -> list[ResolvedReq
 def _request(checked: str, cards: Sequence[CardLike]) -> ResolvedRequest:
     title = f"check of {' and '.join(card.id for card in cards)}"
     partial = PartialRequest(sweep=Sweep(checked, {}, title), reuse="none")
-    return resolve(partial, cards, target=0.95)
+    return resolve(partial, cards, target=0.95, pinned=True)
 
 
 def _pairs(cards: Sequence[CardRow]) -> Iterator[tuple[CardRow, CardRow]]:

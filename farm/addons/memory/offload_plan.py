@@ -30,7 +30,7 @@ from typing import Any
 from farm.addons.memory.transfers import AsRun, Wire, away_while
 from farm.errors import UsageError, needing
 from farm.operators.captured import CapturedTensor
-from farm.training.tensor_lifetime import ALLOCATED_BYTES, Life
+from farm.training.tensor_lifetime import ALLOCATED_BYTES, Inactive, Life
 from farm.types.format import count_of
 
 TIME_LIMIT_S = 10.0  # limit for solving one integer program
@@ -45,20 +45,14 @@ class SlowCosts:
     """The time that each tensor of a step adds if it is in slow memory for its whole lifetime."""
 
     slow_us: Mapping[int, float]  # added time over all calls, by number of the tensor
-    # the part of `slow_us` from readings; the rest is estimated from a bandwidth
-    read_us: Mapping[int, float]
+    # the share of all costs from readings, 0 to 1; the rest is estimated from a bandwidth
+    read_share: float
     bytes_per_s: float  # of the link
     source: str  # where the costs come from, as text
     # A check of the assumption that added times of tensors can be summed. Time of a tuple with no
     # slow tensor plus the time that each tensor adds alone, divided by the measured time with all
     # tensors slow. Median over the tuples that have these readings; None if no tuple has them.
     together: float | None = None
-
-    @property
-    def read_share(self) -> float:
-        """The share of all costs that comes from readings, 0 to 1."""
-        total_us = sum(self.slow_us.values())
-        return sum(self.read_us.values()) / total_us if total_us else 0.0
 
 
 @dataclass(frozen=True)
@@ -151,6 +145,17 @@ def plan_offload(
     )
 
 
+@dataclass(frozen=True)
+class _Move:
+    """A move that a plan may have: a fast tensor is in slow memory during an inactive period."""
+
+    position: int  # of the tensor in `_Program.tensors`
+    pieces: int  # of the tensor
+    index: int  # of the period, among those of the tensor
+    period: Inactive
+    calls: tuple[int, ...]  # during which the tensor is in slow memory
+
+
 class _Program:
     def __init__(self, life: Life, costs: SlowCosts, moves_bytes_per_s: float | None) -> None:
         self.life = life
@@ -176,24 +181,27 @@ class _Program:
         self.largest = used.index(max(used))
         self.least_bytes = max(used) * ALLOCATED_BYTES
         self.peak_bytes = max(self.held_pieces) * ALLOCATED_BYTES
-        self.periods: list[
-            tuple[int, int, list[int]]
-        ] = []  # index into `tensors`, index of the period, calls
-        self.transfers: list[
-            tuple[float, float, float]
-        ] = []  # in us: copy, begin of copy out, begin of copy back
-        self.away: list[list[int]] = [[] for _ in range(calls)]  # indices into `periods`
-        if moves_bytes_per_s is None:
-            return
-        for number, position in position_of.items():
-            way_us = self.tensors[position].size_bytes / moves_bytes_per_s * 1e6
-            for index, period in enumerate(life.periods[number]):
-                if period.time_us > 2 * way_us and (ranges := away_while(life, period, way_us)):
-                    away = list(itertools.chain.from_iterable(itertools.starmap(range, ranges)))
-                    for call in away:
-                        self.away[call].append(len(self.periods))
-                    self.periods.append((position, index, away))
-                    self.transfers.append((way_us, period.begin_us, period.end_us - way_us))
+        self.moves: list[_Move] = []
+        self.copies_us: list[float] = []  # the time of a copy of each move, in one direction
+        if moves_bytes_per_s is not None:
+            self._add_moves(moves_bytes_per_s)
+        self.away: list[list[int]] = [[] for _ in range(calls)]  # indices into `moves`
+        for number, move in enumerate(self.moves):
+            for call in move.calls:
+                self.away[call].append(number)
+
+    def _add_moves(self, bytes_per_s: float) -> None:
+        """Add the moves whose periods are long enough for both copies."""
+        for position, tensor in enumerate(self.tensors):
+            copy_us = tensor.size_bytes / bytes_per_s * 1e6
+            for index, period in enumerate(self.life.periods[tensor.number]):
+                if period.time_us <= 2 * copy_us:
+                    continue
+                ranges = away_while(self.life, period, copy_us)
+                calls = tuple(itertools.chain.from_iterable(itertools.starmap(range, ranges)))
+                if calls:
+                    self.moves.append(_Move(position, self.pieces[position], index, period, calls))
+                    self.copies_us.append(copy_us)
 
     def solve(self, fast_bytes: int) -> OffloadPlan | None:
         """Return the best plan for an amount of fast memory; None if the solver found none in
@@ -203,7 +211,7 @@ class _Program:
         rows = self._memory_rows(fast)
         if not rows:
             return self.all_fast(fast_bytes)
-        costs = [*(slow_us + _TINY_US for slow_us in self.slow_us), *[_TINY_US] * len(self.periods)]
+        costs = [*(slow_us + _TINY_US for slow_us in self.slow_us), *[_TINY_US] * len(self.moves)]
         solution = _solve(costs, [*rows, *self._other_rows()])
         if solution.x is None:
             return None
@@ -219,7 +227,7 @@ class _Program:
     def all_fast(self, fast_bytes: int) -> OffloadPlan:
         """Return the plan with all tensors in fast memory."""
         return self._plan(
-            fast_bytes, [False] * len(self.tensors), [False] * len(self.periods), 0.0, True
+            fast_bytes, [False] * len(self.tensors), [False] * len(self.moves), 0.0, True
         )
 
     def _memory_rows(self, fast: int) -> list[Constraint]:
@@ -229,39 +237,46 @@ class _Program:
         ends = {self.life.capture.last_held(tensor) for tensor in self.tensors}
         rows = []
         for call, positions in enumerate(self.held):
-            if self.held_pieces[call] > fast and (self.periods or call in ends):
+            if self.held_pieces[call] > fast and (self.moves or call in ends):
                 terms = {position: float(self.pieces[position]) for position in positions}
-                terms |= {
-                    len(self.tensors) + period: float(self.pieces[self.periods[period][0]])
-                    for period in self.away[call]
-                }
+                for number in self.away[call]:
+                    terms[len(self.tensors) + number] = float(self.moves[number].pieces)
                 rows.append(Constraint(terms, float(self.held_pieces[call] - fast), float("inf")))
         return rows
 
     def _other_rows(self) -> list[Constraint]:
         """Return the other constraints: a slow tensor is not moved, and each direction has one
-        transfer at a time.
+        copy at a time.
         """
         first = len(self.tensors)
         rows = [
-            Constraint({position: 1.0, first + number: 1.0}, 0.0, 1.0)
-            for number, (position, _, _) in enumerate(self.periods)
+            Constraint({move.position: 1.0, first + number: 1.0}, 0.0, 1.0)
+            for number, move in enumerate(self.moves)
         ]
-        step_us = self.life.step_us
-        for way in (1, 2):
-            begins = [times[way] % step_us for times in self.transfers]
-            ends = [
-                begin_us + times[0] for begin_us, times in zip(begins, self.transfers, strict=True)
-            ]
-            order = sorted(range(len(begins)), key=lambda one: begins[one])
-            for begin_us in (begins[number] for number in order):
-                together = {
-                    first + other: 1.0
-                    for other in order
-                    if begins[other] <= begin_us < ends[other] or ends[other] - step_us > begin_us
-                }
-                if len(together) > 1:
-                    rows.append(Constraint(together, 0.0, 1.0))
+        moves = list(zip(self.moves, self.copies_us, strict=True))
+        rows += self._one_at_a_time([move.period.begin_us for move, _ in moves])
+        rows += self._one_at_a_time([move.period.end_us - copy_us for move, copy_us in moves])
+        return rows
+
+    def _one_at_a_time(self, begins_us: Sequence[float]) -> list[Constraint]:
+        """Return the constraints of the copies in one direction: of those that would run at the
+        begin of a copy, only one does. ``begins_us``: of the copy of each move.
+        """
+        first, step_us = len(self.tensors), self.life.step_us
+        begins = [begin_us % step_us for begin_us in begins_us]
+        ends = [begin + copy_us for begin, copy_us in zip(begins, self.copies_us, strict=True)]
+        order = sorted(range(len(begins)), key=lambda number: begins[number])
+        rows = []
+        for number in order:
+            at_us = begins[number]
+            together = {}
+            for other in order:
+                runs = begins[other] <= at_us < ends[other]
+                runs_from_last_step = ends[other] - step_us > at_us
+                if runs or runs_from_last_step:
+                    together[first + other] = 1.0
+            if len(together) > 1:
+                rows.append(Constraint(together, 0.0, 1.0))
         return rows
 
     def _repair(self, fast: int, slow: list[bool], moved: list[bool]) -> None:
@@ -272,28 +287,29 @@ class _Program:
             while self._fast_pieces(call, slow, moved) > fast:
                 position = min(
                     (position for position in positions if not slow[position]),
-                    key=lambda one: self.slow_us[one],
+                    key=lambda position: self.slow_us[position],
                 )
                 slow[position] = True
-                for number, period in enumerate(self.periods):
-                    moved[number] = moved[number] and period[0] != position
+                for number, move in enumerate(self.moves):
+                    moved[number] = moved[number] and move.position != position
 
     def _leave_in_place(self, fast: int, slow: Sequence[bool], moved: list[bool]) -> None:
         """Drop unnecessary moves, the smallest first. The solver may keep them, because they cost
         almost nothing.
         """
         used = [self._fast_pieces(call, slow, moved) for call in range(len(self.held))]
-        for number in sorted(range(len(moved)), key=lambda one: self.pieces[self.periods[one][0]]):
-            position, _, calls = self.periods[number]
-            if moved[number] and all(used[call] + self.pieces[position] <= fast for call in calls):
+        for number in sorted(range(len(moved)), key=lambda number: self.moves[number].pieces):
+            move = self.moves[number]
+            fits = all(used[call] + move.pieces <= fast for call in move.calls)
+            if moved[number] and fits:
                 moved[number] = False
-                for call in calls:
-                    used[call] += self.pieces[position]
+                for call in move.calls:
+                    used[call] += move.pieces
 
     def _fast_pieces(self, call: int, slow: Sequence[bool], moved: Sequence[bool]) -> int:
         in_place = sum(self.pieces[position] for position in self.held[call] if not slow[position])
         return in_place - sum(
-            self.pieces[self.periods[number][0]] for number in self.away[call] if moved[number]
+            self.moves[number].pieces for number in self.away[call] if moved[number]
         )
 
     def _plan(
@@ -306,8 +322,8 @@ class _Program:
     ) -> OffloadPlan:
         numbers = frozenset(tensor.number for tensor in itertools.compress(self.tensors, slow))
         periods = tuple(
-            (self.tensors[at].number, index)
-            for at, index, _ in itertools.compress(self.periods, moved)
+            (self.tensors[move.position].number, move.index)
+            for move in itertools.compress(self.moves, moved)
         )
         time_us = self.life.step_us + sum(itertools.compress(self.slow_us, slow))
         peak = max(self._fast_pieces(call, slow, moved) for call in range(len(self.held)))

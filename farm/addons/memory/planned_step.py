@@ -44,7 +44,6 @@ from farm.types import intervals
 from farm.types.figure import Figure
 from farm.types.protocol import Protocol
 from farm.types.subject import Subject
-from farm.types.variant import Variant
 
 WARM_UP_S = 0.3  # duration of the warm-up replays
 WINDOW_S = 1.0  # duration of all timed replays
@@ -62,7 +61,7 @@ def extract_step(subject: Subject, protocol: Protocol, device: torch.device) -> 
     slow_memory_of(device)
     one_stream(device)
     with numeric_flags(protocol), _translated_out_of_memory():
-        step = build_step(Variant.from_json(subject.spec), device, launch=protocol.launch)
+        step = build_step(subject.variant, device, launch=protocol.launch)
         step.run()
         observe = functools.partial(capture_step, step, device_type=device.type, warmed_up=True)
         capture = as_launched(observe, protocol, device)

@@ -81,20 +81,18 @@ def slow_costs(
             "or give the bandwidth: --slow-bandwidth 55GB/s.",
         )
     slow_us: dict[int, float] = defaultdict(float)
-    read_us: dict[int, float] = defaultdict(float)
     uses = left = 0
+    read_us = 0.0
     for call in life.capture.calls:
         for word, number, size_bytes in tensors_of(life, call):
             uses += 1
-            if (time_us := added.get((call.tuple_id, word))) is not None:
-                read_us[number] += time_us
+            time_us = added.get((call.tuple_id, word))
+            if time_us is not None:
+                read_us += time_us
             else:
                 left += 1
-                time_us = (
-                    size_bytes
-                    / rates.get(_alike(life.capture.tuples[call.tuple_id], word), bytes_per_s)
-                    * 1e6
-                )
+                alike = _alike(life.capture.tuples[call.tuple_id], word)
+                time_us = size_bytes / rates.get(alike, bytes_per_s) * 1e6
             slow_us[number] += time_us
     source = (
         f"for {uses - left} of {uses} uses of a tensor, readings with only that tensor in slow "
@@ -108,7 +106,9 @@ def slow_costs(
             f"{others}{count_of(bytes_per_s, 'B')}/s"
         )
     together = _together(read, life.capture.tuples) if read else None
-    return SlowCosts(dict(slow_us), dict(read_us), bytes_per_s, source, together)
+    total_us = sum(slow_us.values())
+    read_share = read_us / total_us if total_us else 0.0
+    return SlowCosts(dict(slow_us), read_share, bytes_per_s, source, together)
 
 
 def tensors_of(life: Life, call: CapturedCall) -> Iterator[tuple[str, int, int]]:

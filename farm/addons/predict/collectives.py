@@ -163,50 +163,59 @@ def _notes(measured: int, asked: int, *, number: int) -> list[str]:
 
 def _prediction(sizes: Sequence[Size], asked: Size) -> CallPrediction:
     """Predict a collective from readings of several sizes, all on one number of cards."""
-    measured = list(
-        {
-            size.input_bytes: size for size in sorted(sizes, key=lambda size: size.input_bytes)
-        }.values()
-    )
-    collective, cards = COLLECTIVES[asked.name], measured[0].cards
-    far = not measured[0].input_bytes <= asked.input_bytes <= measured[-1].input_bytes
+    in_order = sorted(sizes, key=lambda size: size.input_bytes)
+    measured = list({size.input_bytes: size for size in in_order}.values())
+    smallest, largest = measured[0], measured[-1]
+
     time_us, error = _at(
         measured, [size.cost.time_us.value for size in measured], asked.input_bytes
     )
-    energy_mj, its_error = None, 0.0
+    energy_mj, energy_error = None, 0.0
     energies_mj = [value_of(size.cost.energy_mj) or 0.0 for size in measured]
     if all(energies_mj):
-        energy_mj, its_error = _at(measured, energies_mj, asked.input_bytes)
-    wider = 0.0
+        energy_mj, energy_error = _at(measured, energies_mj, asked.input_bytes)
+
+    wider, cards = 0.0, smallest.cards
     if cards != asked.cards:
-        latency_us, wider = min(measured[0].cost.time_us.value, time_us), math.log(EXTRAPOLATED)
+        wider = math.log(EXTRAPOLATED)
+        collective = COLLECTIVES[asked.name]
+        latency_us = min(smallest.cost.time_us.value, time_us)
+        wire_us = time_us - latency_us
         extrapolated_us = latency_us * collective.steps(asked.cards) / collective.steps(cards)
-        extrapolated_us += (
-            (time_us - latency_us) * collective.bus(asked.cards) / collective.bus(cards)
-        )
+        extrapolated_us += wire_us * collective.bus(asked.cards) / collective.bus(cards)
         energy_mj = energy_mj and energy_mj * extrapolated_us / time_us * asked.cards / cards
         time_us = extrapolated_us
+
+    far = not smallest.input_bytes <= asked.input_bytes <= largest.input_bytes
     time = PredictedValue.around(time_us, error * (1 + far) + wider)
-    energy = PredictedValue.around(energy_mj, its_error * (1 + far) + wider) if energy_mj else None
+    energy = None
+    if energy_mj:
+        energy = PredictedValue.around(energy_mj, energy_error * (1 + far) + wider)
     return CallPrediction(time, energy, far=far)
 
 
 def _at(measured: Sequence[Size], values: Sequence[float], size: int) -> tuple[float, float]:
     """Return the value at a size, and the half-width of the interval of its logarithm."""
-    at = [size.input_bytes for size in measured]
-    after, last = bisect.bisect_left(at, size), len(at) - 1
-    errors = [max(size.cost.time_us.relative for size in measured)]
-    if last == 1:
+    sizes = [entry.input_bytes for entry in measured]
+    value = float(np.interp(size, sizes, values)) * max(1.0, size / sizes[-1])
+    errors = [max(entry.cost.time_us.relative for entry in measured)]
+    if len(sizes) == 2:
         errors.append(abs(math.log(values[1] / values[0])))
-    for position in (
-        {max(1, after - 1), min(after, last - 1)} if last > 1 and size not in at else ()
-    ):
-        without = float(
-            np.interp(
-                at[position],
-                at[:position] + at[position + 1 :],
-                [*values[:position], *values[position + 1 :]],
-            )
-        )
-        errors.append(abs(math.log(without / values[position])))
-    return float(np.interp(size, at, values)) * max(1.0, size / at[-1]), max(errors)
+    elif size not in sizes:
+        for position in _neighbours(sizes, size):
+            expected = _without(sizes, values, position)
+            errors.append(abs(math.log(expected / values[position])))
+    return value, max(errors)
+
+
+def _neighbours(sizes: Sequence[int], size: int) -> set[int]:
+    """The positions of the sizes next to a size; not the first and the last position."""
+    after = bisect.bisect_left(sizes, size)
+    return {max(1, after - 1), min(after, len(sizes) - 2)}
+
+
+def _without(sizes: Sequence[int], values: Sequence[float], position: int) -> float:
+    """The value at a measured size that the rule gives if that size is left out."""
+    other_sizes = [*sizes[:position], *sizes[position + 1 :]]
+    other_values = [*values[:position], *values[position + 1 :]]
+    return float(np.interp(sizes[position], other_sizes, other_values))

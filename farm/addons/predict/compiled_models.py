@@ -69,7 +69,7 @@ def _card_models(session: Session) -> list[str]:
         .where(READING.subject_id == OPERATOR.id, OPERATOR.kind == KERNEL)
         .where(READING.simulated.is_(False))
         .group_by(READING.card_model)
-        .order_by(number.desc())
+        .order_by(number.desc(), READING.card_model)
     )
     return list(session.scalars(query))
 

@@ -18,7 +18,7 @@ import numpy as np
 import sqlalchemy
 from sqlmodel import Session
 
-from farm.addons.predict.estimate import sum_of
+from farm.addons.predict.estimate import sum_of_costs
 from farm.addons.predict.families import model_family, operator_family
 from farm.addons.predict.generated_kernels import LearnedKernels, Work
 from farm.addons.predict.stored_predictor import (
@@ -29,7 +29,15 @@ from farm.addons.predict.stored_predictor import (
     StoredPredictor,
 )
 from farm.addons.predict.tile_roofline import CardRates
-from farm.store.columns import CALL, CAPTURE, OF_TUPLES, OPERATOR, READING, VARIANT
+from farm.store.columns import (
+    CALL,
+    CAPTURE,
+    GENERATE_KERNELS,
+    OF_TUPLES,
+    OPERATOR,
+    READING,
+    VARIANT,
+)
 from farm.store.reuse import sound_readings
 from farm.types.figure import Figure, PassCost, figure_of
 from farm.types.software import Software
@@ -57,7 +65,7 @@ def library_readings(session: Session, card_model: str) -> list[LibraryReading]:
     calls = (
         sqlalchemy.select(CALL.operator_id, VARIANT.model)
         .where(CAPTURE.id == CALL.capture_id, VARIANT.id == CAPTURE.variant_id)
-        .where(OPERATOR.id == CALL.operator_id, OPERATOR.kind == "aten", VARIANT.compile != "")
+        .where(OPERATOR.id == CALL.operator_id, OPERATOR.kind == "aten", GENERATE_KERNELS)
         .distinct()
     )
     for operator_id, model in session.execute(calls):
@@ -174,14 +182,12 @@ class CompiledPredictor:
         of_kernel = iter(costs)
         calls = [next(of_kernel if entry.is_kernel else of_library) for entry in tuples]
         parts = [*([libraries.total] if of_libraries else []), *self._sums(kernels, costs)]
-        time_us = sum_of([part.time_us for part in parts])
-        assert time_us is not None
         widths = [
             _width_us(call) * entry.all_calls for call, entry in zip(calls, tuples, strict=True)
         ]
         return Predictions(
             calls=tuple(calls),
-            total=PredictedCost(time_us, sum_of([part.energy_mj for part in parts])),
+            total=sum_of_costs(parts),
             narrowing=tuple(map(int, np.argsort(-np.array(widths), kind="stable"))),
             transfer=libraries.transfer,
             notes=(*self.notes, *libraries.notes),
@@ -195,19 +201,14 @@ class CompiledPredictor:
             self._in_compiled(call, library_group(entry))
             for call, entry in zip(predicted.calls, tuples, strict=True)
         ]
-        total = predicted.total
-        before = _sums_of(predicted.calls, tuples)
-        after = _sums_of(calls, tuples)
-        time_us = total.time_us.times(after[0] / before[0] if before[0] else 1.0)
-        energy_mj = total.energy_mj and total.energy_mj.times(
-            after[1] / before[1] if before[1] else 1.0
-        )
-        return replace(predicted, calls=tuple(calls), total=PredictedCost(time_us, energy_mj))
+        longer = _ratio(_total_us(calls, tuples), _total_us(predicted.calls, tuples))
+        more = _ratio(_total_mj(calls, tuples), _total_mj(predicted.calls, tuples))
+        total = predicted.total.scaled(longer, more)
+        return replace(predicted, calls=tuple(calls), total=total)
 
     def _in_compiled(self, call: CallPrediction, group: str) -> CallPrediction:
         factor = self.factors.get(group, Factor())
-        energy_mj = call.energy_mj and call.energy_mj.times(factor.time * factor.power)
-        return replace(call, time_us=call.time_us.times(factor.time), energy_mj=energy_mj)
+        return call.scaled(factor.time, factor.time * factor.power)
 
     def _kernel(self, entry: NeededTuple) -> CallPrediction:
         learned, card = self.learned, self.card
@@ -226,17 +227,11 @@ class CompiledPredictor:
         """The cost of all calls of the kernels; [] if there are none."""
         if not kernels:
             return []
-        pairs = list(zip(kernels, costs, strict=True))
-        time_us = math.fsum(entry.all_calls * cost.time_us.value for entry, cost in pairs)
-        time = PredictedValue.around(time_us, self.learned.sum_time_error)
+        time = PredictedValue.around(_total_us(costs, kernels), self.learned.sum_time_error)
         if any(cost.energy_mj is None for cost in costs):
             return [PredictedCost(time)]
-        energy_mj = math.fsum(
-            entry.all_calls * cost.energy_mj.value for entry, cost in pairs if cost.energy_mj
-        )
-        return [
-            PredictedCost(time, PredictedValue.around(energy_mj, self.learned.sum_energy_error))
-        ]
+        energy = PredictedValue.around(_total_mj(costs, kernels), self.learned.sum_energy_error)
+        return [PredictedCost(time, energy)]
 
 
 def _width_us(call: CallPrediction) -> float:
@@ -244,9 +239,19 @@ def _width_us(call: CallPrediction) -> float:
     return 0.0 if low is None or high is None else high - low
 
 
-def _sums_of(calls: Sequence[CallPrediction], tuples: Sequence[NeededTuple]) -> tuple[float, float]:
-    """The time and the energy of all calls."""
-    pairs = list(zip(calls, tuples, strict=True))
-    time_us = math.fsum(call.time_us.value * entry.all_calls for call, entry in pairs)
+def _total_us(calls: Sequence[CallPrediction], tuples: Sequence[NeededTuple]) -> float:
+    """The time of all calls."""
+    pairs = zip(calls, tuples, strict=True)
+    return math.fsum(entry.all_calls * call.time_us.value for call, entry in pairs)
+
+
+def _total_mj(calls: Sequence[CallPrediction], tuples: Sequence[NeededTuple]) -> float:
+    """The energy of all calls whose energy is known."""
+    pairs = zip(calls, tuples, strict=True)
     energies = (entry.all_calls * call.energy_mj.value for call, entry in pairs if call.energy_mj)
-    return time_us, math.fsum(energies)
+    return math.fsum(energies)
+
+
+def _ratio(after: float, before: float) -> float:
+    """after / before; 1 if there was nothing before."""
+    return after / before if before else 1.0

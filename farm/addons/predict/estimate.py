@@ -251,40 +251,40 @@ class Estimate:
         """Return `time` with an interval of `level`, which must not exceed `self.level`. No
         interval if incomplete.
         """
-        whole_us = self.whole.time_us if self.whole else None
-        total = interval_at(whole_us, level) or self.sum_at(level)[0]
-        return total if self.complete else PredictedValue(total.value)
+        cost = cost_at(self.whole, level) if self.whole else self.sum_at(level)
+        return cost.time_us if self.complete else PredictedValue(cost.time_us.value)
 
     def energy_at(self, level: float) -> PredictedValue | None:
         whole_mj = self.whole.energy_mj if self.whole else None
         has_total = self.total is not None and self.total.energy_mj is not None
         if self.whole and not whole_mj and self.missing and not has_total:
             return None
-        total = interval_at(whole_mj, level) or self.sum_at(level)[1]
-        return total if self.complete or total is None else PredictedValue(total.value)
+        cost = cost_at(self.whole, level) if self.whole and whole_mj else self.sum_at(level)
+        energy_mj = cost.energy_mj
+        if self.complete or energy_mj is None:
+            return energy_mj
+        return PredictedValue(energy_mj.value)
 
-    def sum_at(self, level: float) -> tuple[PredictedValue, PredictedValue | None]:
-        """Return the time (µs) and energy (mJ) of readings, predictions and effects of the ranks
-        together.
+    def sum_at(self, level: float) -> PredictedCost:
+        """Return the cost of readings, predictions and effects of the ranks together.
 
         The interval is one of the whole model: it includes what differs between two runs of a
         model."""
-        time = interval_at(self.readings.time_us, level)
-        energy = interval_at(self.readings.energy_mj, level)
+        cost = cost_at(self.readings, level)
         if self.missing and self.total:
-            time = self.total.time_us
-            energy = energy if time.low is None else self.total.energy_mj
+            has_interval = self.total.time_us.low is not None
+            energy_mj = self.total.energy_mj if has_interval else cost.energy_mj
+            cost = PredictedCost(self.total.time_us, energy_mj)
         if self.ranks:
-            time = sum_of([time, interval_at(self.ranks.time_us, level)])
-            energy = energy and sum_of([energy, interval_at(self.ranks.energy_mj, level)])
-        assert time is not None
+            cost = sum_of_costs([cost, cost_at(self.ranks, level)])
 
-        whole = _of_whole(time, "time", level)
-        whole_mj = energy and _of_whole(energy, "energy", level)
+        time_us = _of_whole(cost.time_us, "time", level)
+        energy_mj = cost.energy_mj and _of_whole(cost.energy_mj, "energy", level)
         if self.missing and self.total:
-            whole = whole.at_least(self.least_us)
-            whole_mj = whole_mj and whole_mj.above(idle_energy_mj(whole, self.idle_power.power_w))
-        return whole, whole_mj
+            time_us = time_us.at_least(self.least_us)
+            least_mj = idle_energy_mj(time_us, self.idle_power.power_w)
+            energy_mj = energy_mj and energy_mj.above(least_mj)
+        return PredictedCost(time_us, energy_mj)
 
     @property
     def shares(self) -> dict[str, float]:
@@ -397,10 +397,13 @@ class Estimate:
         }
 
 
-def interval_at(figure: Figure | None, level: float) -> PredictedValue | None:
-    """Convert a measured figure: its interval gets the level `LEVEL` or `PREDICTED_LEVEL`."""
-    if figure is None:
-        return None
+def cost_at(cost: PassCost, level: float) -> PredictedCost:
+    """Convert a measured cost: its intervals get the level `LEVEL` or `PREDICTED_LEVEL`."""
+    energy_mj = _interval_at(cost.energy_mj, level) if cost.energy_mj else None
+    return PredictedCost(_interval_at(cost.time_us, level), energy_mj)
+
+
+def _interval_at(figure: Figure, level: float) -> PredictedValue:
     half_width = figure.half_width * (1.0 if level == LEVEL else _NARROWER)
     return PredictedValue(figure.value, figure.value - half_width, figure.value + half_width)
 
@@ -449,6 +452,13 @@ def too_large_from(curve: Sequence[Estimate]) -> Estimate | None:
     """
     too_large = [estimate for estimate in curve if estimate.memory and not estimate.memory.fits]
     return min(too_large, key=lambda one: (one.variant.batch, one.variant.length), default=None)
+
+
+def sum_of_costs(costs: Sequence[PredictedCost]) -> PredictedCost:
+    """Add the times and the energies of costs. See `sum_of`."""
+    time_us = sum_of([cost.time_us for cost in costs])
+    assert time_us is not None, "each cost has a time"
+    return PredictedCost(time_us, sum_of([cost.energy_mj for cost in costs]))
 
 
 def sum_of(values: Sequence[PredictedValue | None]) -> PredictedValue | None:

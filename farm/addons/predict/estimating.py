@@ -10,7 +10,7 @@ import functools
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,8 +22,8 @@ from farm.addons.predict.estimate import (
     SECONDS_A_TUPLE,
     Estimate,
     MissingTuple,
-    interval_at,
-    sum_of,
+    cost_at,
+    sum_of_costs,
 )
 from farm.addons.predict.floor import (
     IdlePower,
@@ -163,10 +163,7 @@ class _ModelOnCard:
     def weight(self) -> dict[str, float]:
         """Tuple id -> the estimated cost of all its calls. Unit: µs."""
         return {
-            needed.operator_id: self.roofline.estimate_us(
-                needed.flops, needed.bytes_moved, needed.short_name
-            )
-            * needed.all_calls
+            needed.operator_id: self.roofline.call_us(needed) * needed.all_calls
             for needed in self.needed
         }
 
@@ -343,42 +340,29 @@ class _ModelOnCard:
         cards = self.variant.cards
         calls = dict(of_collectives)
         for needed, call in zip(missing, predicted.calls, strict=True):
-            energy_mj = call.energy_mj and call.energy_mj.times(cards)
-            calls[needed.operator_id] = replace(call, energy_mj=energy_mj)
+            calls[needed.operator_id] = call.scaled(energy=cards)
 
-        nothing = PredictedValue(0.0, 0.0, 0.0)
-        energy = predicted.total.energy_mj if missing else nothing
-        times, energies = [predicted.total.time_us], [energy and energy.times(cards)]
-        for entry in result.missing:
-            if collective := of_collectives.get(entry.needed.operator_id):
-                of_call = collective.time_us
-                if predictor.software is None:  # a lower bound, as of the operators
-                    of_call = PredictedValue(of_call.low or 0.0)
-                number = entry.needed.all_calls
-                times.append(of_call.times(number))
-                energies.append(collective.energy_mj and collective.energy_mj.times(number))
-        time, energy = sum_of(times), sum_of(energies)
-        assert time is not None
+        of_operators = predicted.total.scaled(energy=cards)
+        if not missing:
+            of_operators = replace(of_operators, energy_mj=PredictedValue(0.0, 0.0, 0.0))
+        # Without software, the predictor gives lower bounds.
+        communication = _costs_of_collectives(
+            result.missing, of_collectives, least=predictor.software is None
+        )
+        predicted_cost = sum_of_costs([of_operators, *communication])
+        communication_us = math.fsum(cost.time_us.value for cost in communication)
 
         notes = [*notes_of_collectives, *result.notes]
         if missing:
-            notes = [*predicted.notes, *notes]
-        if result.covered_tuples and missing and _is_of_other_software(predictor, result.software):
-            assert predictor.software is not None
-            notes.append(
-                f"Predictions are for torch {predictor.software.torch}, readings are from torch "
-                f"{result.software.torch}."
-            )
+            notes = [*predicted.notes, *notes, *_notes_on_software(predictor, result)]
         readings_mj = result.readings.energy_mj if result.covered_tuples else Figure(0.0)
-        total_us = sum_of([interval_at(result.readings.time_us, PREDICTED_LEVEL), time])
-        assert total_us is not None
-        total_mj = sum_of([interval_at(readings_mj, PREDICTED_LEVEL), energy])
+        readings = cost_at(replace(result.readings, energy_mj=readings_mj), PREDICTED_LEVEL)
         transfer = predicted.transfer if missing else None
         return replace(
             result,
             predictor=predictor.name,
-            predicted=PredictedCost(time, energy),
-            total=PredictedCost(total_us, total_mj),
+            predicted=predicted_cost,
+            total=sum_of_costs([readings, predicted_cost]),
             narrowing=(
                 *(missing[position].operator_id for position in predicted.narrowing),
                 *of_collectives,
@@ -388,7 +372,7 @@ class _ModelOnCard:
                 for operator_id, entry in unread.items()
             ),
             transfer=transfer,
-            communication_us=result.communication_us + math.fsum(time.value for time in times[1:]),
+            communication_us=result.communication_us + communication_us,
             least_us=sum_of_floors_us(self.card_model, operators, tf32=self.protocol.tf32),
             idle_power=IdlePower(cards * idle.power_w, idle.source),
             notes=tuple(notes),
@@ -415,10 +399,10 @@ class _ModelOnCard:
         }
         loops_us |= {id_: cost.time_us.value for id_, cost in result.measured.items()}
         added = added_time(ratios, self.needed, loops_us)
-        time, energy = result.sum_at(PREDICTED_LEVEL)
+        alone = result.sum_at(PREDICTED_LEVEL)
         added_energy = None
-        if energy:
-            added_mj = energy.value / time.value * added.value
+        if alone.energy_mj:
+            added_mj = alone.energy_mj.value / alone.time_us.value * added.value
             added_energy = Figure(added_mj, abs(added_mj))
         longer = "longer" if added.value >= 0 else "less"
         note = f"Calls take {quantity(abs(added.value), TIME)} {longer} in ranks than alone: "
@@ -462,6 +446,27 @@ class _ModelOnCard:
         return replace(result, notes=(note, *result.notes)) if note else result
 
 
+def _costs_of_collectives(
+    missing: Sequence[MissingTuple], predictions: Mapping[str, CallPrediction], *, least: bool
+) -> list[PredictedCost]:
+    """Return the cost of all calls of each predicted collective.
+
+    Args:
+        predictions: tuple id -> the cost of one call.
+        least: count the lower ends of the times.
+    """
+    costs: list[PredictedCost] = []
+    for entry in missing:
+        cost = predictions.get(entry.needed.operator_id)
+        if cost is None:
+            continue
+        if least:
+            cost = replace(cost, time_us=PredictedValue(cost.time_us.low or 0.0))
+        number = entry.needed.all_calls
+        costs.append(cost.scaled(number, number))
+    return costs
+
+
 def _readings_of(selected: SelectedReadings) -> list[Any]:
     """The selected readings, each one time."""
     readings_by_id: dict[str, Any] = {}
@@ -488,5 +493,12 @@ def _notes_of(selected: SelectedReadings, missing: Sequence[MissingTuple]) -> It
             yield f"{entry.needed.label} ({share}) has no reading: {entry.needed.mismatch}."
 
 
-def _is_of_other_software(predictor: Predictor, software: Software) -> bool:
-    return predictor.software is not None and predictor.software.id != software.of_one_card.id
+def _notes_on_software(predictor: Predictor, result: Estimate) -> Iterator[str]:
+    """A note if predictions and readings are of different software."""
+    learned, measured = predictor.software, result.software
+    if learned is None or not result.covered_tuples:
+        return
+    if learned.id != measured.of_one_card.id:
+        yield (
+            f"Predictions are for torch {learned.torch}, readings are from torch {measured.torch}."
+        )

@@ -117,7 +117,8 @@ def kernel_readings(session: Session, card_model: str) -> list[KernelReading]:
         sqlalchemy.select(CALL.operator_id, VARIANT.model, sqlalchemy.func.count())
         .where(CAPTURE.id == CALL.capture_id, VARIANT.id == CAPTURE.variant_id)
         .where(OPERATOR.id == CALL.operator_id, OPERATOR.kind == KERNEL)
-        .group_by(CALL.operator_id, CAPTURE.id)
+        .group_by(CALL.operator_id, CAPTURE.id, VARIANT.model)
+        .order_by(CAPTURE.id)  # the newest capture of a family counts
     )
     for operator_id, model, number in session.execute(counted):
         calls[operator_id][model_family(model)] = number

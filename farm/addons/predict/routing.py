@@ -74,11 +74,9 @@ def _assumed(unknown: Mapping[str, DecidingInput], time_us: Mapping[str, float])
     even, uneven = (f"{effect * 100:+z.0f} %" for effect in effects)
     return (
         f"The work of {number} {plural('tuple', number)} ({percent(share)} of the time) depends "
-        "on the rows of each "
-        "group, such as those of each expert, which no card has shown yet. The estimate assumes "
-        "equal rows. A random "
-        f"router changes the time of the model by {even} (if it prefers no expert) to {uneven} "
-        "(normal scores)."
+        "on the rows of each group, such as those of each expert. No card has shown them yet, so "
+        "the estimate assumes equal rows. A random router changes the time of the model by "
+        f"{even} (if it prefers no expert) to {uneven} (normal scores)."
     )
 
 

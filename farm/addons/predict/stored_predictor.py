@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -107,6 +107,11 @@ class PredictedCost:
         energy_mj = Figure(self.energy_mj.value) if self.energy_mj else None
         return PassCost(Figure(self.time_us.value), energy_mj)
 
+    def scaled(self, time: float = 1.0, energy: float = 1.0) -> Self:
+        """Return the cost with the time and the energy multiplied by these factors."""
+        energy_mj = self.energy_mj and self.energy_mj.times(energy)
+        return replace(self, time_us=self.time_us.times(time), energy_mj=energy_mj)
+
 
 @dataclass(frozen=True)
 class CallPrediction(PredictedCost):
@@ -171,10 +176,7 @@ class RooflinePredictor:
     method: int = 0
 
     def predict(self, wanted: Sequence[NeededTuple], model: Sequence[NeededTuple]) -> Predictions:
-        times = [
-            self.roofline.estimate_us(entry.flops, entry.bytes_moved, entry.short_name)
-            for entry in wanted
-        ]
+        times = [self.roofline.call_us(entry) for entry in wanted]
         total = sum(time * entry.all_calls for time, entry in zip(times, wanted, strict=True))
         return Predictions(
             calls=tuple(CallPrediction(PredictedValue(time)) for time in times),

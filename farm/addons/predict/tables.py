@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 
 from cli.tables import Text, filled, grid, row, ruled
-from farm.addons.predict.estimate import PREDICTED_LEVEL, interval_at, too_large_from
-from farm.addons.predict.stored_predictor import PredictedValue
+from farm.addons.predict.estimate import PREDICTED_LEVEL, cost_at, too_large_from
+from farm.addons.predict.stored_predictor import PredictedCost, PredictedValue
 from farm.types.figure import Figure
 from farm.types.format import (
     ENERGY,
@@ -179,12 +179,12 @@ def _cost_lines(estimate: Estimate, level: float) -> dict[str, str]:
     }
     if estimate.floor:
         lines["floor"] = estimate.floor.in_words(estimate.time.value)
-        lines["copies"] = estimate.floor.copies_in_words(estimate.sum_at(level)[0].value)
+        lines["copies"] = estimate.floor.copies_in_words(estimate.sum_at(level).time_us.value)
     if estimate.gain:
         lines["gain"] = _gain(estimate.gain, estimate.time_at(level))
         lines["bounds"] = _bounds(estimate.gain)
     if estimate.whole and estimate.missing:
-        lines["sum of parts"] = _both(*estimate.sum_at(level))
+        lines["sum of parts"] = _both(estimate.sum_at(level))
     return lines
 
 
@@ -246,7 +246,7 @@ def _part_lines(estimate: Estimate, level: float) -> dict[str, str]:
         energy = None
         if of_missing.energy_mj and of_missing.energy_mj.value:
             energy = PredictedValue(of_missing.energy_mj.value)
-        figures = _both(PredictedValue(of_missing.time_us.value), energy)
+        figures = _both(PredictedCost(PredictedValue(of_missing.time_us.value), energy))
         bound = "" if estimate.total and estimate.total.time_us.low else "at least "
         lines["predicted"] = f"{bound}{figures}: {tuples} (predictor `{estimate.predictor}`)"
         if estimate.complete:
@@ -273,10 +273,9 @@ def _measured_part(estimate: Estimate, level: float) -> str:
     if not estimate.covered_tuples:
         return of_all
     # Without missing tuples the sum stands for the whole model, and so does its interval.
-    figures = _both(*estimate.sum_at(level))
+    figures = _both(estimate.sum_at(level))
     if estimate.missing:
-        time = interval_at(estimate.readings.time_us, level)
-        figures = _both(time, interval_at(estimate.readings.energy_mj, level))
+        figures = _both(cost_at(estimate.readings, level))
     # If the estimate is complete, the line of the time names the level.
     of_level = "" if estimate.complete else f" ({percent(level, 0)} interval)"
     return f"{figures}{of_level}: {of_all}"
@@ -358,8 +357,9 @@ def _memory(found: Estimate) -> str:
     )
 
 
-def _both(time: PredictedValue | None, energy: PredictedValue | None) -> str:
-    return ", ".join(filter(None, (predicted(time, TIME), predicted(energy, ENERGY))))
+def _both(cost: PredictedCost) -> str:
+    time, energy = predicted(cost.time_us, TIME), predicted(cost.energy_mj, ENERGY)
+    return ", ".join(filter(None, (time, energy)))
 
 
 def _missing(found: Estimate) -> RenderableType:

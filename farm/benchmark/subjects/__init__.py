@@ -30,7 +30,7 @@ def kind_of_subject(
     """The kind of a subject under a protocol. ``offload`` puts tensors of a tuple in slow
     memory."""
     if subject.whole:
-        return kind_of_variant(Variant.from_json(subject.spec))
+        return kind_of_variant(subject.variant)
     if subject.compiled:
         return COMPILED_TUPLE
     if protocol.slow_tensors:
@@ -40,7 +40,7 @@ def kind_of_subject(
 
 def kind_of_variant(variant: Variant) -> WholeModel:
     """The kind of a whole model or step."""
-    if variant.compile:  # also a compiled training step
+    if variant.generates_kernels:  # also a compiled training step
         return COMPILED
     return STEP if variant.step else MODEL
 

@@ -43,7 +43,7 @@ class CompiledModel(WholeModel):
 
         with torch.set_grad_enabled(protocol.grad):
             compiled = compiled_pass(subject, device)
-        return (
+        return Observation(
             functools.partial(
                 compare_with_unwatched,
                 compiled.run,

@@ -7,7 +7,7 @@ import functools
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import torch
 
@@ -39,8 +39,17 @@ if TYPE_CHECKING:
 #: Runs one observed pass. Its argument maps the number of a slot of the capture to a context for
 #: the slot's call.
 ObservedRun = Callable[[Around], object]
-#: A function that compares an observed run with an unobserved run; and the observed run.
-Observation = tuple[Callable[..., "WatchedPass"], ObservedRun]
+
+
+class Observation(NamedTuple):
+    """A built model or step that can be observed.
+
+    ``compare(record=None)`` observes a pass, and compares it with an unobserved one. With
+    ``record``, both are runs that it makes of a function, such as a graph. ``run`` is an observed
+    pass."""
+
+    compare: Callable[..., WatchedPass]
+    run: ObservedRun
 
 
 class WholeModel(SubjectKind):
@@ -65,7 +74,7 @@ class WholeModel(SubjectKind):
     def observation(
         self, subject: Subject, protocol: Protocol, device: torch.device
     ) -> Observation:
-        """Build the model for a comparison of an observed pass with an unobserved one."""
+        """Build the model, so that a pass of it can be observed."""
 
     def capture_rank(
         self, variant: Variant, protocol: Protocol, device: torch.device
@@ -88,7 +97,7 @@ class ModelVariant(WholeModel):
         from farm.operators.capture import capture
         from farm.training.extract import capture_forward
 
-        variant = Variant.from_json(subject.spec)
+        variant = subject.variant
         check_cards(str(variant), variant.cards)
         if isinstance(subject, GivenModel):
             model, arguments = subject.module, subject.arguments
@@ -130,9 +139,9 @@ class ModelVariant(WholeModel):
     ) -> Observation:
         from farm.operators import profiler
 
-        model, arguments = build_variant(Variant.from_json(subject.spec), device, hand_over=True)
+        model, arguments = build_variant(subject.variant, device, hand_over=True)
         grad = protocol.grad
-        return (
+        return Observation(
             functools.partial(
                 profiler.verify_on_device, model, arguments, device, grad_enabled=grad
             ),

@@ -27,8 +27,8 @@ from farm.benchmark.policies import POLICIES, WindowPolicy
 from farm.benchmark.subjects.base import SubjectKind
 from farm.errors import Unmeasurable
 from farm.operators.input_values import impose
+from farm.operators.output_sizes import check_size
 from farm.operators.rebuild import Rebuilt, needed_bytes, rebuild, written_inputs
-from farm.operators.trial import check_size
 from farm.subjects.parsing import parse
 from farm.subjects.registry import kind_of
 from farm.types.details import Details

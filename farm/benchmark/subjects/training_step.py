@@ -35,7 +35,7 @@ class TrainingStep(WholeModel):
         from farm.training.capture import capture_step
         from farm.training.extract import build_step
 
-        variant = Variant.from_json(subject.spec)
+        variant = subject.variant
         check_cards(str(variant), variant.cards)
         elsewhere_bytes = _allocated_without_workspaces(device)
         step = build_step(variant, device, launch=protocol.launch)
@@ -66,14 +66,14 @@ class TrainingStep(WholeModel):
         from farm.training.capture import capture_step
         from farm.training.extract import build_step
 
-        step = build_step(Variant.from_json(subject.spec), device, launch=protocol.launch)
+        step = build_step(subject.variant, device, launch=protocol.launch)
         observe = functools.partial(capture_step, step, device_type=device.type, warmed_up=True)
 
         def plainly() -> None:
             step.count_from_one()
             step.run()
 
-        return (
+        return Observation(
             functools.partial(compare_with_unwatched, plainly, observe, device, grad_enabled=True),
             lambda around: observe(around=around),
         )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import subprocess
 import uuid
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from farm.addons.check.figures import check_figures
 from farm.addons.check.requested import check_request, link_requests
 from farm.addons.pages import GREY
 from farm.devices.device import Card
-from farm.devices.simulated import ERRORS_VARIABLE, SLOWER_VARIABLE
+from farm.devices.simulated import ERRORS_VARIABLE, SHARED_VARIABLE, SLOWER_VARIABLE
 from farm.errors import NoSuchJob
 from farm.settings import settings
 from farm.store.database import open_database
@@ -26,6 +28,9 @@ from farm.types.protocol import Protocol
 from farm.types.request import CHECKS
 from farm.verdict.job_results import JobResults
 from tests import browser, slow
+
+#: The figures of a check that a process slows down if it takes bandwidth of the card's memory.
+BANDWIDTH_FIGURES = {"copy", "stream", "batch_norm", "vector_bf16", "attention"}
 
 
 @pytest.fixture
@@ -128,6 +133,7 @@ def test_a_card_that_became_3_percent_slower_is_outside(first, farm, monkeypatch
     course, power = shown_charts(history_file)
     assert any("x" in line["marker"]["symbol"] for line in course["data"]), "a mark at a change"
     assert all(line["line"]["color"] == GREY for line in power["data"])
+    assert all(set(line["y"]) == {0.0} for line in power["data"]), "rounded"
     said = farm("cards", "check", "--job", slow["job"], "--html", check_file)
     assert said.code == 5
     assert not said.stdout
@@ -138,6 +144,8 @@ def test_a_card_that_became_3_percent_slower_is_outside(first, farm, monkeypatch
     assert len(of_cards["x"]) == 5 * len(limits["x"])
     assert len(inside["x"]) + len(outside["x"]) == len(limits["x"])
     assert max(inside["x"]) < min(limits["x"])
+    lines = "<br>".join(limits["y"]).split("<br>")
+    assert max(map(len, lines)) <= 20, "names leave room for the chart on a narrow page"
     assert against_earlier["data"]
     for file in (history_file, check_file):
         assert "OUTSIDE" in file.read_text()
@@ -184,7 +192,7 @@ def test_a_disturbed_figure_is_named_and_a_missing_one_has_its_reason(first, far
     assert reasons[names[missing_id]] == "out of memory"
     assert result.outcome == "inside"
     said = farm("cards", "check", "--job", first["job"])
-    assert "not judged: another process used the card or the host" in said.stdout
+    assert "not judged: another process" in said.stdout
 
     with open_database().write() as session:
         for item in session.exec(select(Item).where(Item.job_id == first["job"])):
@@ -266,7 +274,59 @@ def test_a_card_without_a_name_below_cards_is_still_shown(farm, monkeypatch):
     assert farm("cards", "check", "--help").stdout.count("farm cards check") >= 1
 
 
+@pytest.fixture
+def disturbance(monkeypatch):
+    """A process that takes 5 % of the bandwidth of one of two simulated cards, while it is open."""
+
+    @contextlib.contextmanager
+    def disturbing(card_id: str):
+        usual = Protocol()
+        slower = []
+        for figure in check_figures():
+            if figure.name in BANDWIDTH_FIGURES:
+                slower.append(figure.subject(usual)[0])
+        process = subprocess.Popen(["sleep", "600"])
+        monkeypatch.setenv(SHARED_VARIABLE, f"{card_id} {process.pid}")
+        monkeypatch.setenv(SLOWER_VARIABLE, f"{card_id} {1 / 0.95} {' '.join(slower)}")
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+            process.wait()
+            monkeypatch.delenv(SHARED_VARIABLE)
+            monkeypatch.delenv(SLOWER_VARIABLE)
+
+    return disturbing
+
+
 @slow.FAULT
+def test_a_process_that_takes_bandwidth_is_named_and_found_by_the_bandwidth(
+    farm, monkeypatch, disturbance
+):
+    monkeypatch.setenv("FARM_SIMULATED_CARDS", "2")
+    settings.cache_clear()
+    _, (first, second, _) = checked(farm)
+    add_copies(LEAST_EARLIER)
+    with disturbance(first["card_id"]) as process_id:
+        said, (disturbed, other, _) = checked(farm)
+    assert said.code == 0
+    assert {figure["reason"] for figure in disturbed["figures"]} == {"disturbed: shared"}
+    assert (disturbed["card_id"], disturbed["outcome"]) == (first["card_id"], "not judged")
+    assert (other["card_id"], other["outcome"]) == (second["card_id"], "inside")
+
+    with open_database().write() as session:
+        items = session.exec(select(Item).where(Item.job_id == disturbed["job"])).all()
+        for item in items:
+            reading = session.get_one(ReadingRow, item.reading_id)
+            assert reading.details["foreign_processes"] == [process_id]
+            reading.flags = ["simulated"]
+    with open_database().read() as session:
+        result = card_check(session, disturbed["job"])
+    outside = {figure.name for figure in result.figures if figure.is_outside}
+    assert outside == BANDWIDTH_FIGURES
+    assert {figure.quantity for figure in result.figures if figure.is_outside} == {"time"}
+
+
 def test_the_cards_of_a_farm_are_checked_each_in_its_own_queue(two_cards):
     farm, _ = two_cards.whole()
     said = farm.say("cards", "check", "--all", "--json")

@@ -149,9 +149,7 @@ def test_inputs_and_parameters_lie_where_they_are_placed_and_so_do_copies_of_the
 
 @torch.no_grad()
 def test_what_writes_only_where_it_allocates_is_not_placed():
-    with pytest.raises(
-        Unmeasurable, match=r"cannot be in slow memory: aten\.convolution\.default"
-    ) as refused:
+    with pytest.raises(Unmeasurable, match=r"slow memory: aten\.convolution\.default") as refused:
         passes_of(nn.Conv2d(4, 4, 3), torch.ones(IMAGE), placement="out0", slow=Fake())
     assert refused.value.reason == "not_available"
 
@@ -202,8 +200,6 @@ def test_the_farthest_node_is_taken(tmp_path):
 
 
 def test_host_memory_that_cannot_be_pinned_is_one_line_with_the_limit():
-    with pytest.raises(
-        Unmeasurable, match=r"TB of host memory cannot be pinned: .*ulimit -l"
-    ) as refused:
+    with pytest.raises(Unmeasurable, match=r"cannot be pinned: .*ulimit -l") as refused:
         PinnedMemory.check_room(2**60)
     assert refused.value.reason == "out_of_memory"

@@ -25,7 +25,7 @@ def life_of(tensors, times=TIMES):
 
 def planned(tensors, slow_us, fast, *, moves=False, times=TIMES, bytes_per_s=1e9):
     life = life_of(tensors, times)
-    costs = SlowCosts(slow_us, {}, bytes_per_s, "made up")
+    costs = SlowCosts(slow_us, 0.0, bytes_per_s, "made up")
     return plan_offload(life, costs, fast * KB, moves_bytes_per_s=bytes_per_s if moves else None)
 
 
@@ -93,7 +93,7 @@ def test_less_than_the_largest_operator_needs_is_refused_in_one_line():
 
 def test_each_amount_has_a_plan():
     life = Life(step(WEIGHT, FIRST, SECOND, calls=4), TIMES)
-    found = plan_offload(life, SlowCosts(COSTS, {}, 1e9, "made up"), 9 * KB, 7 * KB)
+    found = plan_offload(life, SlowCosts(COSTS, 0.0, 1e9, "made up"), 9 * KB, 7 * KB)
     assert [(plan.fast_bytes, plan.slow) for plan in found.plans] == [
         (9 * KB, frozenset()),
         (7 * KB, {1}),
@@ -164,7 +164,7 @@ def test_what_nobody_needs_is_not_moved():
     small, large = waiting(0), dataclasses.replace(waiting(1), size_bytes=8 * KB)
     found = plan_offload(
         Life(step(small, large, LARGE, calls=6), times),
-        SlowCosts(WAITS, {}, 1e9, ""),
+        SlowCosts(WAITS, 0.0, 1e9, ""),
         12 * KB,
         moves_bytes_per_s=1e9,
     )

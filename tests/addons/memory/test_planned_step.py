@@ -167,9 +167,7 @@ def test_a_step_is_timed_with_all_fast_and_under_each_plan_and_one_that_cannot_b
 
 def test_a_plan_of_other_calls_is_refused_in_a_line(step):
     calls = [call.tuple_id for call in step.calls]
-    with pytest.raises(
-        Unmeasurable, match=r"does not fit the step of this card: .* they differ from call 1 on"
-    ):
+    with pytest.raises(Unmeasurable, match="differ from call 1 on"):
         planned_step.compare(step, EAGERLY, CPU, [calls[0], *calls[2:], calls[1]], [])
 
 

@@ -110,9 +110,7 @@ def test_four_cards_are_extrapolated_from_two_by_the_ring_algorithm_with_a_wide_
 
 def test_a_collective_without_readings_of_several_sizes_is_refused():
     for known in ([], sizes()[:1], sizes("all_gather")):
-        with pytest.raises(
-            NoReadings, match="all_reduce has no readings of several sizes"
-        ) as refused:
+        with pytest.raises(NoReadings, match="all_reduce has no readings") as refused:
             cost(asked(), known)
         assert "sweep: all_reduce" in refused.value.next_step
 
@@ -256,4 +254,4 @@ def test_without_whole_split_models_in_the_own_database_those_of_the_package_sho
         found = EstimateQuery("H200").estimate(session, wanted)
     assert 0.2 * found.tuples < found.ranks.time_us.value < 0.5 * found.time.value
     size = quantity(found.ranks.time_us.value, TIME)
-    assert found.notes[0].startswith(f"Calls take {size} longer in ranks than alone: medians of 10")
+    assert found.notes[0].startswith(f"Calls take {size} longer in ranks")

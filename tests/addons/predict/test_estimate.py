@@ -130,7 +130,7 @@ def test_a_text_whose_tokens_all_count_with_a_longer_cache_is_no_lower_bound(
         found = EstimateQuery("H200", fill="none").generation(session, prompt, 64)
     assert [one.variant.cache for one in found.decodes] == [cache]
     assert (bool(found.incomplete_reason), found.is_lower_bound) == (True, is_lower_bound)
-    assert f"every token counts with the cost at {cache} tokens" in found.notes[0]
+    assert f"the cost at {cache} tokens" in found.notes[0]
 
 
 def test_what_is_missing_is_listed_and_left_out_unless_a_predictor_is_named(database):
@@ -160,7 +160,7 @@ def test_what_is_missing_is_listed_and_left_out_unless_a_predictor_is_named(data
         None,
     )
     assert "1 of" in told["incomplete_reason"]
-    assert "have no reading, and no predictor is given" in told["incomplete_reason"]
+    assert "no predictor is given" in told["incomplete_reason"]
     assert everything.to_json()["complete"]
     run_us = BETWEEN_JOBS["time"] * everything.readings.time_us.value
     half_width_us = math.hypot(everything.readings.time_us.half_width, run_us)

@@ -65,7 +65,8 @@ def test_the_interval_of_a_sum_of_parts_contains_the_measured_whole_model():
                 continue
             if estimate.whole is None or not estimate.complete:
                 continue
-            time, energy = estimate.sum_at(estimate.level)
+            cost = estimate.sum_at(estimate.level)
+            time, energy = cost.time_us, cost.energy_mj
             times.append(inside(time.low, estimate.whole.time_us.value, time.high))
             if energy and energy.low is not None and estimate.whole.energy_mj:
                 energies.append(inside(energy.low, estimate.whole.energy_mj.value, energy.high))

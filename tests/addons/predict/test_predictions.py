@@ -167,7 +167,7 @@ def test_at_a_terminal(own, database):
         created_at_s=1.8e9,
         leave_out=lambda spec: spec.short_name == "Linear",
     )
-    assert "has readings of 1 more. To learn from all" in " ".join(own(*MODEL).stdout.split())
+    assert "has readings of 1 more" in " ".join(own(*MODEL).stdout.split())
 
 
 def test_a_predictor_that_cannot_be_read_costs_no_answer(own):
@@ -578,12 +578,10 @@ def test_readings_of_another_card_calibrate_its_predictions(transferred, databas
     assert found["time_low_us"] < found["time_us"] < found["time_high_us"]
     assert found["predicted_mj"] > 0
     said = " ".join(transferred(*arguments).stdout.split())
-    assert (
-        f"transferred from NVIDIA H200 and calibrated with {about['readings']} readings "
-        f"of {model}" in said
-    )
+    assert "transferred from NVIDIA H200" in said
+    assert f"calibrated with {about['readings']} readings of {model}" in said
     assert "for the card GPU-1." in said
-    assert f"Wider intervals, because {model} has no reading of these families:" in said
+    assert f"{model} has no reading of these families:" in said
     calibrate(database, model, "GPU-2", variant=dataclasses.replace(other, batch=4))
     assert (
         json.loads(transferred(*arguments, "--json").stdout)["transfer"]["card"] == ""
@@ -663,19 +661,19 @@ def test_readings_of_a_database_that_is_not_that_of_the_settings_calibrate_too(
 
 
 def test_compiled_models_beside_each_other_have_columns_of_their_gain(own):
-    sizes = ("estimate", "resnet18", "-b", "2,3", "--input-size", "64", "--compile")
-    for words in ((*sizes, "--card", "H200"), (*MODEL[:-1], "H200,H100", "--compile")):
-        said = " ".join(own(*words).stdout.split())
+    """Cards with as many multiprocessors share the list of kernels of a batch."""
+    compiled_models.kernels_without_card.cache_clear()
+    model = ("estimate", "resnet18", "--input-size", "64", "--compile", "-b")
+    for number, words in (
+        (2, ("2,3", "--card", "H200")),
+        (3, ("2", "--card", "H200,H100,H100 NVL")),
+    ):
+        said = " ".join(own(*model, *words).stdout.split())
         assert "gain" in said
         assert "time without" in said
         assert "roofline" in said
-        assert len(re.findall(r"[\d.]+ times \([\d.]+ to [\d.]+\)", said)) == 2
-
-
-def test_cards_with_as_many_multiprocessors_share_the_list_of_kernels(own):
-    compiled_models.kernels_without_card.cache_clear()
-    own(*MODEL[:-1], "H200,H100,H100 NVL", "--compile")
-    assert compiled_models.kernels_without_card.cache_info().misses == 1
+        assert len(re.findall(r"[\d.]+ times \([\d.]+ to [\d.]+\)", said)) == number
+    assert compiled_models.kernels_without_card.cache_info().misses == 2
 
 
 def test_a_compiled_training_step_is_refused_before_any_work(own, monkeypatch):
