@@ -65,6 +65,8 @@ EQUAL: Slower = {"memory": 0.0, "arithmetic": 0.0, "launch": 0.0}
 SLOWER: Slower = {"memory": 0.03, "arithmetic": 0.03, "launch": 0.03}
 SLOWER_MEMORY: Slower = {"memory": 0.05, "arithmetic": 0.0, "launch": 0.0}
 OPPOSITE: Slower = {"memory": 0.04, "arithmetic": -0.03, "launch": 0.0}
+QUANTITIES: tuple[Quantity, ...] = ("time", "energy")
+
 DIFFERENCES: Mapping[str, Slower] = {
     "none": EQUAL,
     "3 % in all": SLOWER,
@@ -91,14 +93,17 @@ class SimulatedJob:
     wholes: Sequence[Whole]
     cards: CheckedCards
 
-    def gap(self, *, checked: bool, quantity: Quantity = "time") -> Figure:
-        """The gap of a quantity, with or without the checks."""
+    def gaps(self, *, checked: bool) -> dict[Quantity, Figure]:
+        """The gap of each quantity, with or without the checks."""
         cards = self.cards if checked else None
         verdict = aggregate(self.parts, self.wholes, target=0.95, launch="graph", cards=cards)
-        comparison = verdict.comparisons[quantity]
-        assert comparison is not None
-        assert comparison.gap is not None
-        return comparison.gap
+        gaps: dict[Quantity, Figure] = {}
+        for quantity in QUANTITIES:
+            comparison = verdict.comparisons[quantity]
+            assert comparison is not None
+            assert comparison.gap is not None
+            gaps[quantity] = comparison.gap
+        return gaps
 
 
 def simulated_job(
@@ -191,7 +196,6 @@ def summary(gaps: Sequence[Figure]) -> tuple[float, float, float]:
 
 HEAD = """| difference | readings | checks | time: gap, inside | energy: gap, inside |
 | --- | --- | --- | --- | --- |"""
-QUANTITIES: tuple[Quantity, ...] = ("time", "energy")
 
 
 def main() -> None:
@@ -241,9 +245,9 @@ def print_rows(name: str, slower: Slower, place: str, spread: float = 1.0) -> No
     jobs = [simulated_job(generator, slower, place, spread) for _ in range(MODELS)]
     for checked in (False, True):
         cells = [name, place, "yes" if checked else "no"]
+        verdicts = [job.gaps(checked=checked) for job in jobs]
         for quantity in QUANTITIES:
-            gaps = [job.gap(checked=checked, quantity=quantity) for job in jobs]
-            gap, half_width, inside = summary(gaps)
+            gap, half_width, inside = summary([gaps[quantity] for gaps in verdicts])
             cells.append(f"{100 * gap:.2f} ± {100 * half_width:.2f} %, {inside:.0%}")
         print(f"| {' | '.join(cells)} |")
 

@@ -61,7 +61,7 @@ def compare(
     if given or quick or html:
         raise UsageError(
             "Options of a model and --html are for the comparison of one model.",
-            "Omit B, or put the options into A and B: 'resnet50 -b 32'.",
+            "Omit B, or put the options into A and B: 'resnet50 -b 32 --quick'.",
         )
     gate = Gate.parse(fail_above, scope, min_share)
     shape = "json" if as_json else shape

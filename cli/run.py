@@ -80,7 +80,12 @@ def measure(
         say(f"Starting workers for {'; '.join(str(card) for card in cards)}")
 
     with EmbeddedFarm(
-        settings(), database, cards, starting=starting, uninterrupted=ending.uninterrupted
+        settings(),
+        database,
+        cards,
+        starting=starting,
+        uninterrupted=ending.uninterrupted,
+        say=say,
     ) as farm:
 
         def tend() -> None:

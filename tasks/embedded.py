@@ -21,7 +21,7 @@ from farm.errors import FarmError, NoWorker
 from farm.jobs import cards, jobs
 from farm.settings import Settings, settings
 from farm.store import tables
-from farm.store.database import Database, fetch
+from farm.store.database import Database, fetch, read_clock_s
 from farm.store.tables import CardState, JobState
 from tasks.app import EMBEDDED_VARIABLE, configure
 from tasks.servers import BrokerServer, last_lines
@@ -30,6 +30,8 @@ from tasks.supervisor import Supervisor
 #: How long workers may take to start; importing torch from a slow disk takes most of it. Unit: s.
 READY_TIMEOUT_S = 180.0
 STOP_GRACE_S = 3.0
+#: How often `tend` looks for workers without a heartbeat. Unit: s.
+LOOK_S = 5.0
 
 
 @dataclass(eq=False)
@@ -45,6 +47,7 @@ class EmbeddedFarm:
         starting: called before broker and workers start.
         uninterrupted: a context that defers interruptions during the start: a partly started farm
             could not be stopped.
+        say: gets a line about a worker without a heartbeat, such as on a full disk.
     """
 
     settings: Settings
@@ -52,7 +55,10 @@ class EmbeddedFarm:
     cards: Sequence[Card]
     starting: Callable[[], None] = lambda: None
     uninterrupted: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+    say: Callable[[str], None] = lambda line: None
     supervisor: Supervisor | None = field(default=None, init=False)
+    _looked_s: float = field(default=0.0, init=False)
+    _said: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
         self.id = cards.farm_name(self.settings.host, os.getpid(), uuid.uuid4().hex[:6])
@@ -159,9 +165,28 @@ class EmbeddedFarm:
         return {row.id for row in ready}
 
     def tend(self) -> None:
-        """Restart workers that died; call it regularly."""
-        if self.supervisor is not None:
-            self.supervisor.tend()
+        """Restart workers that died, and say why a worker has no heartbeat; call it regularly."""
+        if self.supervisor is None:
+            return
+        self.supervisor.tend()
+        if time.monotonic() - self._looked_s > LOOK_S:
+            self._looked_s = time.monotonic()
+            line = next(self._silent_workers(), "")
+            if line and line != self._said:
+                self.say(line)
+            self._said = line
+
+    def _silent_workers(self) -> Iterator[str]:
+        """Yield a line for each card whose worker has no heartbeat, with the end of its log."""
+        assert self.supervisor is not None
+        assert self.supervisor.log_dir is not None
+        with self.database.read() as session:
+            rows = fetch(session, tables.CardRow, [card.id for card in self.cards])
+            now_s = read_clock_s(session)
+        for card_id, row in rows.items():
+            if cards.present_state(row, now_s) == CardState.LOST:
+                last = last_lines(self.supervisor.log_dir / f"{card_id}.log", 1)
+                yield f"The worker of {card_id} has no heartbeat. Its log ends: {last}"
 
     def _stop(self) -> None:
         assert self.supervisor is not None

@@ -55,6 +55,8 @@ class PostgresServer(PrivateServer):
         super().__init__()
         self._user = self._unprivileged_user()
         self._databases = 0
+        # name of a database of which copies are made, and which nobody changes -> its schema
+        self._schemas: dict[str, list[Any]] = {}
 
     def _unprivileged_user(self) -> tuple[int, int] | None:
         if os.geteuid() != 0:
@@ -132,8 +134,10 @@ class PostgresServer(PrivateServer):
 
         A new copy has 300 files and takes twenty times as long.
         """
-        with self.connect(like) as connection:
-            wanted = connection.execute(_SCHEMA).fetchall()
+        if like not in self._schemas:
+            with self.connect(like) as connection:
+                self._schemas[like] = connection.execute(_SCHEMA).fetchall()
+        wanted = self._schemas[like]
         with self.connect(_name(url)) as connection:
             connection.execute(_OTHERS_GO)
             if connection.execute(_SCHEMA).fetchall() != wanted:

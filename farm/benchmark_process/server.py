@@ -377,10 +377,10 @@ class TorchVerifier(Runner):
         self.preparations = (functools.partial(import_module, "torchvision"),) if cuda else ()
         self.software = software_of(torch, device.card)
         self.handlers = {
-            VerifyRequest: lambda one, on_phase: verification.verify(
-                one.subject, one.protocol, self._torch_device, one.predicted
+            VerifyRequest: lambda request, on_phase: verification.verify(
+                request.subject, request.protocol, self._torch_device, request.predicted
             ),
-            CompileRequest: lambda one, on_phase: self._compile(one),
+            CompileRequest: lambda request, on_phase: self._compile(request),
         }
 
     def _compile(self, request: CompileRequest) -> CompiledAhead:

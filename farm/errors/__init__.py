@@ -279,12 +279,14 @@ def needing(what: str, extra: str, also: str = "") -> Iterator[None]:
 
 @contextlib.contextmanager
 def writing_to(path: object, next_step: str = "Name another file.") -> Iterator[None]:
-    """A context for writing a file or folder. Raises `UsageError` with the next step if that
-    fails.
+    """A context for writing a file or folder. Raises `UsageError` if that fails, with the next
+    step; for a full disk this is to free space.
     """
     try:
         yield
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            next_step = "Free disk space, or write to another disk."
         raise UsageError(
             f"'{path}' cannot be written: {error.strerror or error}.", next_step
         ) from error

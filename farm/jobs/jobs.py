@@ -302,14 +302,15 @@ def waits_for(session: Session, job: Job, open_on: Mapping[str, int]) -> str:
         return ""
     card_id = idle_ids[0]
     view, number = views[card_id], open_on[card_id]
+    host = view.card.host or "its host"
+    start = f"start its worker on {host} with `farm worker`"
+    if job.farm:
+        start = "its command starts the worker again, or continues when you repeat it"
     mend = {
         tables.CardState.STARTING: "its worker is starting",
         tables.CardState.DRAINING: f"`farm cards resume {card_id}` gives the card work again",
         tables.CardState.QUARANTINED: f"`farm cards release {card_id}` ends its quarantine",
-    }.get(
-        tables.CardState(view.state),
-        f"start its worker on {view.card.host or 'its host'} with `farm worker`",
-    )
+    }.get(tables.CardState(view.state), start)
     other = "" if job.asked.get("pinned") else f" or a card of the same model ({view.card.model})"
     return (
         f"{number} {'items wait' if number != 1 else 'item waits'} for {card_id} "

@@ -33,7 +33,7 @@ import functools
 import logging
 import sys
 import types
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -517,10 +517,28 @@ class MetaRules(TorchDispatchMode):
     """While active, operators run on meta whose meta function PyTorch lacks."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = _made_on_card(func, args, kwargs or {})
-        if made is None:
-            return func(*args, **(kwargs or {}))
-        return torch.empty_strided(*made, dtype=args[0].dtype, device=args[0].device)
+        kwargs = kwargs or {}
+        made = _made_on_card(func, args, kwargs)
+        if made is not None:
+            return torch.empty_strided(*made, dtype=args[0].dtype, device=args[0].device)
+        if func._overloadname != "out":
+            return func(*args, **kwargs)
+        try:
+            return func(*args, **kwargs)
+        except NotImplementedError:
+            return _checked_by_default(func, args, kwargs)
+
+
+def _checked_by_default(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    """The output that is passed to an overload `out`; the overload that returns an output checks
+    the other arguments, because it has a meta function.
+    """
+    names = {argument.name for argument in func._schema.arguments if argument.is_out}
+    outputs = [kwargs[name] for name in names]
+    func._overloadpacket.default(
+        *args, **{name: value for name, value in kwargs.items() if name not in names}
+    )
+    return outputs[0]
 
 
 class _RealIntegers(TorchDispatchMode):

@@ -28,6 +28,9 @@ def find_job(session: Session, job_or_prefix: str) -> Job:
             "Give more characters; `farm jobs` lists the ids.",
         )
     text = f"There is no job '{job_or_prefix}'."
+    if job_or_prefix.endswith((".csv", ".json")):
+        step = "--csv and --json print on stdout and take no file. Write > before the file."
+        raise NoSuchJob(text, step)
     models = select(ModelVariant.model).where(ModelVariant.model == job_or_prefix)
     if session.exec(models).first() is not None:
         raise NoSuchJob(text, f"It is a model. List its jobs with `farm jobs {job_or_prefix}`.")

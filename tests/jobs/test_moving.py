@@ -312,6 +312,10 @@ def test_a_job_says_what_it_waits_for(any_database):
         session.add(row)
     with any_database.read() as session:
         assert "farm worker" in jobs.progress(session, job_id).message
+    with any_database.write() as session:
+        session.get_one(tables.Job, job_id).farm = "farm-of-a-command"
+    with any_database.read() as session:
+        assert "when you repeat it" in jobs.progress(session, job_id).message
 
 
 def test_retrying_failures_makes_the_newest_verdict_anew(any_database):

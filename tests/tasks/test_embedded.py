@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 
 import pytest
@@ -17,7 +18,7 @@ from farm.jobs.items import Claim
 from farm.requests.resolved import ResolvedRequest
 from farm.settings import settings
 from farm.store.job_ids import find_job
-from farm.store.tables import VerdictRow
+from farm.store.tables import CardRow, VerdictRow
 from farm.types.protocol import Protocol
 from farm.types.request import Request, Sweep
 from farm.types.software import Software
@@ -97,6 +98,32 @@ def test_where_no_card_is_fit_the_reason_is_told_at_once(
     bad.unlink()
     with EmbeddedFarm(settings(), database, [card]) as farm:
         farm.wait_ready()  # what it found for itself alone, no person need release
+
+
+@slow.FAULT
+def test_a_worker_without_a_heartbeat_is_said_once_with_its_log(database, sqlite_url, monkeypatch):
+    monkeypatch.setenv("FARM_DATABASE_URL", sqlite_url)
+    monkeypatch.setenv("FARM_SIMULATED_CARDS", "1")
+    settings.cache_clear()
+    (card,) = discover(settings())
+    lines: list[str] = []
+    with EmbeddedFarm(settings(), database, [card], say=lines.append) as farm:
+        farm.wait_ready()
+        farm.tend()
+        assert lines == []
+        assert farm.supervisor is not None
+        workers = [child.process for child in farm.supervisor.children if child.process]
+        for worker in workers:
+            worker.send_signal(signal.SIGSTOP)
+        with database.write() as session:
+            session.get_one(CardRow, card.id).last_seen_at_s -= 1000.0
+        for _ in range(2):
+            farm._looked_s = 0.0
+            farm.tend()
+        for worker in workers:
+            worker.send_signal(signal.SIGCONT)
+    (line,) = lines
+    assert line.startswith(f"The worker of {card.id} has no heartbeat. Its log ends: ")
 
 
 def test_a_card_that_another_farm_gave_up_is_for_a_person_to_release(any_database):

@@ -25,7 +25,7 @@ import sqlalchemy
 from sqlmodel import Session, col, func, select
 
 from farm.addons.pages import charts, check_file
-from farm.errors import Unreadable, UsageError, needing
+from farm.errors import Unreadable, UsageError, needing, writing_to
 from farm.errors.safe_text import printable
 from farm.report.history import HistoryRow
 from farm.report.layers import layers
@@ -171,11 +171,10 @@ def write_whole(path: Path, text: str) -> None:
     that fails.
     """
     try:
-        with replacing_file(path) as file:
+        with writing_to(path, _STEP), replacing_file(path) as file:
             file.write(text.encode())
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"'{path}' cannot be written: {reason}.", _STEP) from error
+    except ValueError as error:
+        raise UsageError(f"'{path}' cannot be written: {error}.", _STEP) from error
 
 
 def plotly_js() -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from farm.addons.pages import COLOURS, GREY, SHADE, check_file
-from farm.errors import UsageError, needing
+from farm.errors import UsageError, needing, writing_to
 from farm.types.intervals import power_by_step, power_of_ticks
 from farm.types.reading import Trace
 
@@ -136,8 +136,9 @@ def label_logs(*axes: Any) -> None:
 def save_figure(figure: Any, path: Path, title: str) -> None:
     figure.suptitle(title, fontsize=10)
     try:
-        figure.savefig(path, format=_format(path))
-    except (OSError, ValueError) as error:
+        with writing_to(path, _FORMATS):
+            figure.savefig(path, format=_format(path))
+    except ValueError as error:
         raise UsageError(f"'{path}' cannot be written: {error}.", _FORMATS) from error
 
 

@@ -22,7 +22,7 @@ from farm.store.database import Database
 from farm.types.reading import METHOD
 from farm.types.variant import Variant
 from farm.verdict.cost_line import CostGroup
-from tests import browser, slow
+from tests import browser, disks, slow
 from tests.report import rows
 from tests.report.measured import measured
 
@@ -201,6 +201,17 @@ def test_what_cannot_be_written_is_said_in_a_line(two_jobs, tmp_path):
             page.check_page(path)
     with pytest.raises(UsageError, match="cannot be written"):
         page.write_page(Path("/proc/page.html"), two_jobs)
+
+
+def test_on_a_full_disk_the_next_step_is_to_free_space(two_jobs, tmp_path):
+    reason = disks.why_not()
+    if reason:
+        pytest.skip(reason)
+    with disks.SmallDisk(tmp_path / "disk") as disk:
+        disk.fill()
+        with pytest.raises(UsageError, match="No space left on device") as caught:
+            page.write_page(disk.path / "page.html", two_jobs)
+    assert caught.value.next_step.startswith("Free disk space")
 
 
 def test_without_plotly_it_is_said_what_to_install(monkeypatch, tmp_path):
