@@ -13,6 +13,7 @@ import itertools
 import random
 import sys
 import types
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -89,7 +90,7 @@ class _KeptByProgram:
     def _visit(self, value: Any) -> None:
         if isinstance(value, torch.Tensor | types.ModuleType | str | int | float):
             return
-        if isinstance(value, dict | list | set | types.CellType):
+        if isinstance(value, dict | list | set | deque | types.CellType):
             self._save(value)
         elif isinstance(value, tuple):
             self._waiting.extend(tuple.__iter__(value))
@@ -156,7 +157,7 @@ def _has_tensor(value: Any, depth: int = 3) -> bool:
         return False
     if isinstance(value, dict):
         entries = list(dict.values(value))
-    elif isinstance(value, list | tuple | set):
+    elif isinstance(value, list | tuple | set | deque):
         entries = list(value)
     else:
         entries = list(getattr(value, "__dict__", {}).values())
@@ -186,5 +187,8 @@ def _write(container: Any, before: Any) -> None:
     elif isinstance(container, set):
         container.clear()
         container.update(before)
+    elif isinstance(container, deque):
+        container.clear()
+        container.extend(before)
     else:
         container[:] = before

@@ -1,5 +1,6 @@
 """A capture describes the passes that run again and again, and leaves the model as it was."""
 
+import collections
 import functools
 import random
 
@@ -279,3 +280,19 @@ def test_shifts_of_a_transform_are_those_that_a_worker_calls():
     assert names(found)[:2] == ["bitwise_right_shift", "bitwise_left_shift"]
     assert not found.gaps
     assert not found.mismatches
+
+
+class _Remembers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last = collections.deque(maxlen=1)
+
+    def forward(self, x):
+        self.last.append(x.sin())
+        return self.last[0] + x
+
+
+def test_a_queue_of_the_model_is_as_it_was():
+    model = _Remembers()
+    assert names(predict(model, (torch.randn(2, 4),))) == ["sin", "add"]
+    assert not model.last
