@@ -99,8 +99,8 @@ SIZE_HAS_RULE = frozenset(
 #: Variants that the code generator adds, and that a capture has seen.
 SEEN_GENERATED = frozenset(["randint.low_out", "split_with_sizes_copy.out", "_chunk_cat.out"])
 
-#: Its weights are packed into a plain tensor, and `farm.subjects.shapes` checks its sizes.
-PACKED = frozenset(["_weight_int4pack_mm"])
+#: Their weights are plain tensors of integers, and `farm.subjects.shapes` checks their sizes.
+PACKED = frozenset(["_weight_int4pack_mm", "_weight_int8pack_mm"])
 
 _SPECIAL = re.compile(
     "sparse|nested|jagged|quantiz|mkldnn|mkl_|fbgemm|miopen|_mps|xnnpack|vulkan|_cslt|nnpack|coalesce"
@@ -123,7 +123,7 @@ REVIEWED = re.compile(
     "|adaptive_avg_pool|upsample_|linalg_(det|eigh|eigvals|slogdet|solve_ex|svd)|fft_|embedding_bag"
     "|ctc_loss|pdist|cdist|prelu_kernel|trilinear|native_batch_norm_legit|batch_norm_with_update"
     "|weight_norm_interface|scaled_dot_product|addmm_activation|int_mm|scaled_mm|grouped_mm|to_copy"
-    "|weight_int4pack_mm$|amp_|chunk_cat|local_scalar_dense|unsafe_index|index_put_impl|pack_padded_sequence|stack"
+    "|weight_int[48]pack_mm$|amp_|chunk_cat|local_scalar_dense|unsafe_index|index_put_impl|pack_padded_sequence|stack"
     "|logcumsumexp|euclidean_dist|conj_physical|masked_softmax|masked_scale|unique2"
     "|is_(all|any)_true|standard_gamma|sample_dirichlet|dirichlet_grad|thnn_fused_(lstm|gru)_cell"
     "|cudnn_rnn(_backward)?$)"

@@ -127,7 +127,10 @@ def resume(job: str, failed: bool = False, wait: bool = False) -> None:
         with database.read() as session:
             row = find_job(session, row.id)
     if row.state != "open":
-        say(f"Job {row.id} has ended ({row.state}). `farm report {row.id}` shows its result.")
+        step = f"`farm report {row.id}` shows its result."
+        if row.state == "cancelled":
+            step = f"`farm resume --failed {row.id}` measures its cancelled items."
+        say(f"Job {row.id} has ended ({row.state}). {step}")
         return
     check_broker(settings())
     with follow.working() as told:

@@ -91,7 +91,17 @@ from farm.types.tensor_kinds import (
 from farm.types.tuple import OperatorTuple
 
 #: Operators that PyTorch runs as another one.
-_AS_RUN = {torch.ops.aten.__or__.Tensor: torch.ops.aten.bitwise_or.Tensor}
+_AS_RUN = {
+    torch.ops.aten.__or__.Tensor: torch.ops.aten.bitwise_or.Tensor,
+    torch.ops.aten.__lshift__.Scalar: torch.ops.aten.bitwise_left_shift.Tensor_Scalar,
+    torch.ops.aten.__lshift__.Tensor: torch.ops.aten.bitwise_left_shift.Tensor,
+    torch.ops.aten.__rshift__.Scalar: torch.ops.aten.bitwise_right_shift.Tensor_Scalar,
+    torch.ops.aten.__rshift__.Tensor: torch.ops.aten.bitwise_right_shift.Tensor,
+    torch.ops.aten.__ilshift__.Scalar: torch.ops.aten.bitwise_left_shift_.Tensor_Scalar,
+    torch.ops.aten.__ilshift__.Tensor: torch.ops.aten.bitwise_left_shift_.Tensor,
+    torch.ops.aten.__irshift__.Scalar: torch.ops.aten.bitwise_right_shift_.Tensor_Scalar,
+    torch.ops.aten.__irshift__.Tensor: torch.ops.aten.bitwise_right_shift_.Tensor,
+}
 #: Called after each operator call with its module path, its operator, its activations, and the
 #: buffers and parameters among its arguments (such as caches; not a leaf module's own). Each tensor
 #: comes with True if the call wrote to it.
@@ -480,7 +490,7 @@ def predict(
     device = device_type
     if device_type == "cuda" and not torch.cuda.is_initialized():
         device, device_type = STANDS_FOR_A_CARD, "cpu"
-    _refuse_opaque(model)  # a scripted module does not let its tensors be replaced
+    refuse_opaque(model)  # a scripted module does not let its tensors be replaced
     with fake_pass(model, args, kwargs, device, made=made) as (fakes, fake_args, fake_kwargs):
         seen: list[list[tuple[Any, ...]]] = []  # what ``watch`` sees, of each pass
 
@@ -534,13 +544,18 @@ def settled(model: nn.Module, one_pass: Callable[[], CapturedPass]) -> CapturedP
         return first
     difference = _difference(second, third)
     if difference:
-        raise UnseenOperators(
-            "The passes of the model differ, because it keeps a state or writes to its inputs: "
-            f"{difference}. The farm repeats one pass many times, so each pass must cost the same.",
-            "Reset the state at the beginning of forward. Give a cache a fixed size, such as that "
-            "of StaticCache of transformers.",
-        )
+        raise passes_differ(difference)
     return dataclasses.replace(second, passes_before=1)
+
+
+def passes_differ(difference: str) -> UnseenOperators:
+    """The error for a model or a step that does not cost the same each time."""
+    return UnseenOperators(
+        "The passes of the model differ, because it keeps a state or writes to its inputs: "
+        f"{difference}. The farm repeats one pass many times, so each pass must cost the same.",
+        "Reset the state at the beginning of forward. Give a cache a fixed size, such as that of "
+        "StaticCache of transformers.",
+    )
 
 
 def _difference(before: CapturedPass, after: CapturedPass) -> str:
@@ -599,7 +614,7 @@ def _captured(
     kwargs: dict[str, Any] | None,
     grad_enabled: bool,
 ) -> CapturedPass:
-    _refuse_opaque(model)
+    refuse_opaque(model)
     try:
         operators = WatchedOperators(recorder.call_aten)
         recorder.is_watching = True
@@ -627,7 +642,7 @@ def _captured(
     )
 
 
-def _refuse_opaque(model: nn.Module) -> None:
+def refuse_opaque(model: nn.Module) -> None:
     for path, module in model.named_modules():
         text = (
             f"The module '{path or type(module).__name__}' is {{}}, so its operators cannot be "
@@ -856,7 +871,7 @@ class ForwardRecorder(Recorder):
         """Runs and records an aten operator of a call that no tuple describes."""
         if consists_of_others(func):
             return self.run_parts(func, args, kwargs)
-        call = _OpenCall(str(func), owner.path, len(self.slots))
+        call = _OpenCall(str(_AS_RUN.get(func, func)), owner.path, len(self.slots))
         self.slots.append(None)
         with self.around(call.number):
             out = func(*args, **kwargs)

@@ -335,6 +335,11 @@ def _packed_product(left: Any, packed: Any, *_: Any, **__: Any) -> int:
     return 2 * math.prod(left) * int(packed[0]) * 8
 
 
+def _product_with_rows(left: Any, rows: Any, *_: Any, **__: Any) -> int:
+    """FLOPs of a product with weights of shape (columns, features)."""
+    return 2 * math.prod(left) * int(rows[0])
+
+
 def _with_heads(shape: Any, query: Any) -> Any:
     """The shape of keys or values that are repeated for all heads of the queries."""
     return (shape[0], query[1], *shape[2:])
@@ -350,6 +355,7 @@ _UNKNOWN_TO_TORCH: dict[Any, Callable[..., int]] = {
     ),
     torch.ops.aten._int_mm: _integer_product,
     torch.ops.aten._weight_int4pack_mm: _packed_product,
+    torch.ops.aten._weight_int8pack_mm: _product_with_rows,
     torch.ops.aten._scaled_dot_product_flash_attention: _attention,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     torch.ops.aten._scaled_dot_product_efficient_attention: _attention,

@@ -31,8 +31,9 @@ import contextlib
 import copy
 import functools
 import logging
+import sys
 import types
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -139,12 +140,26 @@ def fake_pass(
     level = log.level
     log.setLevel(logging.CRITICAL)
     try:
-        with tensors_restored(model), fakes.swapped_into(model), fakes.shown_as_card():
+        kept = tensors_restored(model), _not_taken_for_tracing()
+        with kept[0], kept[1], fakes.swapped_into(model), fakes.shown_as_card():
             inputs = fakes.tree(args), fakes.tree(kwargs or {})
             with fakes.mode, _RealIntegers(fakes, made):
                 yield fakes, *inputs
     finally:
         log.setLevel(level)
+
+
+@contextlib.contextmanager
+def _not_taken_for_tracing() -> Iterator[None]:
+    """While active, transformers does not ask whether a tensor is fake. It would take the pass for
+    the trace of a compiler, and run other operators than without one: it would not look whether a
+    mask hides anything."""
+    utilities = sys.modules.get("transformers.utils.import_utils")
+    if utilities is None:
+        yield
+        return
+    with replaced(utilities, "is_fake_tensor", lambda value: False):
+        yield
 
 
 class FakeTensors:
@@ -502,10 +517,28 @@ class MetaRules(TorchDispatchMode):
     """While active, operators run on meta whose meta function PyTorch lacks."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = _made_on_card(func, args, kwargs or {})
-        if made is None:
-            return func(*args, **(kwargs or {}))
-        return torch.empty_strided(*made, dtype=args[0].dtype, device=args[0].device)
+        kwargs = kwargs or {}
+        made = _made_on_card(func, args, kwargs)
+        if made is not None:
+            return torch.empty_strided(*made, dtype=args[0].dtype, device=args[0].device)
+        if func._overloadname != "out":
+            return func(*args, **kwargs)
+        try:
+            return func(*args, **kwargs)
+        except NotImplementedError:
+            return _checked_by_default(func, args, kwargs)
+
+
+def _checked_by_default(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    """The output that is passed to an overload `out`; the overload that returns an output checks
+    the other arguments, because it has a meta function.
+    """
+    names = {argument.name for argument in func._schema.arguments if argument.is_out}
+    outputs = [kwargs[name] for name in names]
+    func._overloadpacket.default(
+        *args, **{name: value for name, value in kwargs.items() if name not in names}
+    )
+    return outputs[0]
 
 
 class _RealIntegers(TorchDispatchMode):

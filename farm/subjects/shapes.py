@@ -351,10 +351,22 @@ def _sizes_of_packed_product(passed: Mapping[str, Any]) -> str:
     return "" if scales.is_contiguous() and packed.is_contiguous() else "a tensor has gaps"
 
 
+def _sizes_of_integer_weights(passed: Mapping[str, Any]) -> str:
+    """Of a product with weights of int8: its kernel reads all tensors as if they had no gaps."""
+    left, weights, scales = passed["self"], passed["mat2"], passed["scales"]
+    if left.dim() != 2 or weights.dim() != 2 or weights.dtype != torch.int8:
+        return "the matrix and the weights of int8 must have 2 dimensions"
+    if left.shape[1] != weights.shape[1] or tuple(scales.shape) != (weights.shape[0],):
+        return "the weights or the scales have other sizes than the matrix"
+    has_gaps = not all(tensor.is_contiguous() for tensor in (left, weights, scales))
+    return "a tensor has gaps" if has_gaps else ""
+
+
 _RULES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "_fft_c2r": _sizes_of_inverse_transform,
     "_weight_norm_interface": _sizes_of_weight_norm,
     "_weight_int4pack_mm": _sizes_of_packed_product,
+    "_weight_int8pack_mm": _sizes_of_integer_weights,
     "_cudnn_rnn": _sizes_of_recurrent_layer,
     "_cudnn_rnn_backward": _sizes_of_recurrent_layer,
     **dict.fromkeys(names_listed("attention_operators"), _sizes_of_attention),

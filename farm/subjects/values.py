@@ -112,7 +112,7 @@ _NEEDS_POSITIVE = words(
 _NEEDS_PROBABILITY = words("bernoulli binomial binary_cross_entropy BCELoss")
 _PROBABILITY = Fill(scale=0.02, shift=0.5)
 #: Products of integers.
-_INTEGER_PRODUCTS = frozenset({"_int_mm"})
+_INTEGER_PRODUCTS = frozenset({"_int_mm", "_weight_int8pack_mm"})
 _DIVIDING = names_listed("dividing")
 _PROBABILITIES = names_listed("of_probabilities")
 #: Operators whose indices select places of one dimension.

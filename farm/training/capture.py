@@ -38,6 +38,7 @@ from farm.operators.capture import (
     WatchedFunctions,
     WatchedOperators,
     consists_of_others,
+    passes_differ,
     watched_modules,
 )
 from farm.operators.captured import CapturedCall, CapturedPass, Owner, role_in_tuple
@@ -103,7 +104,11 @@ def capture_step(
             recorder.unseen = unseen
             with drawn(), recorder.watching_step():
                 step.run(recorder.stage)
-        _check_structure(step.model, before, parameters)
+            _check_structure(step.model, before, parameters)
+            captured = recorder.result(flops)
+            if flops is not None and _recorded_flops(captured) != flops:
+                repeated = _repeated_flops(step, drawn)
+                captured = dataclasses.replace(captured, flops=repeated)
     except FarmError:
         raise
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
@@ -126,7 +131,28 @@ def capture_step(
             "Check that one iteration runs on this input. Shapes that depend on values cannot be "
             "captured.",
         ) from error
-    return dataclasses.replace(recorder.result(flops), with_values=with_values)
+    return dataclasses.replace(captured, with_values=with_values)
+
+
+def _recorded_flops(captured: CapturedPass) -> int:
+    traces = captured.traces
+    return sum(traces[call.tuple_id].flops for call in captured.calls if call.tuple_id in traces)
+
+
+def _repeated_flops(
+    step: TrainingStep | ForwardPass,
+    drawn: Callable[[], contextlib.AbstractContextManager[None]],
+) -> int:
+    """The FLOPs of a step as it runs again and again. The first one may do more, such as initialize
+    a weight. Raises `UnseenOperators` if two further steps differ."""
+    counted = []
+    for _ in range(2):
+        with drawn(), flop_counter() as counter:
+            step.run()
+        counted.append(counter.get_total_flops())
+    if counted[0] != counted[1]:
+        raise passes_differ(f"one has {counted[0]:,} FLOP, the next one {counted[1]:,}")
+    return counted[0]
 
 
 def _check_structure(model: nn.Module, before: dict[str, int], parameters: set[str]) -> None:

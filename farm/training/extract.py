@@ -20,7 +20,7 @@ from farm.models import catalog, own
 from farm.models.resolved import ResolvedModel
 from farm.models.user_code import captured_code
 from farm.operators import self_check
-from farm.operators.capture import capture, predict, settled
+from farm.operators.capture import capture, predict, refuse_opaque, settled
 from farm.operators.captured import CapturedPass
 from farm.operators.cost import Cost, costs_of, model_flops
 from farm.operators.fake_outputs import as_computed
@@ -371,6 +371,7 @@ def _extract_step(
     """
     with captured_code():
         model, inputs = resolved.build(variant, device="meta"), resolved.meta_inputs(variant)
+        refuse_opaque(model)
         with (
             fake_group(variant.cards),
             fake_pass(model, inputs, None, there) as (fakes, fake_inputs, _),

@@ -73,3 +73,8 @@ def test_an_unknown_state_is_refused(listed):
 
 def test_a_filter_without_a_match_is_named(listed):
     assert "No job matches" in listed("jobs", "vgg").stdout
+
+
+def test_resume_of_an_ended_job_says_what_continues_it(listed):
+    assert "`farm resume --failed alexnet-1` measures" in listed("resume", "alexnet-1").stderr
+    assert "`farm report resnet18-1` shows" in listed("resume", "resnet18-1").stderr

@@ -9,6 +9,7 @@ from torch import nn
 from farm.errors import TupleRejected, UnsupportedModel, UsageError
 from farm.models import catalog, quantization
 from farm.models.quantization import SCHEMES, check, layers_in_words, quantized
+from farm.operators.cost import cost
 from farm.operators.rebuild import rebuild
 from farm.requests.memory import memory_of
 from farm.settings import settings
@@ -165,6 +166,62 @@ def packed_product(**changes):
     return OperatorTuple(
         "aten._weight_int4pack_mm.default", "aten", arguments=arguments, tensors=tensors
     )
+
+
+def integer_product(**changes):
+    """A product of 4 x 64 with weights of int8, 32 x 64."""
+    shapes = {"self": (4, 64), "mat2": (32, 64), "scales": (32,)} | changes
+    dtypes = {"self": "bfloat16", "mat2": "int8", "scales": "bfloat16"}
+    tensors = tuple(
+        TensorSpec("parameter", "", shape, dtypes[name], storage=storage)
+        for storage, (name, shape) in enumerate(shapes.items())
+    )
+    arguments = ({"tensor": 0}, {"tensor": 1}, {"tensor": 2})
+    return OperatorTuple(
+        "aten._weight_int8pack_mm.default", "aten", arguments=arguments, tensors=tensors
+    )
+
+
+def test_a_product_with_weights_of_int8_runs_and_counts_its_multiply_adds():
+    spec = integer_product()
+    built = rebuild(spec, torch.device("cpu"))
+    left, weights, scales = built.tensors
+    assert weights.abs().max() > 60
+    expected = (left.float() @ weights.float().t()) * scales.float()
+    assert torch.allclose(built.run().float(), expected, rtol=0.05, atol=0.5)
+    assert cost(spec).flops == 2 * 4 * 64 * 32
+
+
+@pytest.mark.parametrize(
+    "changes", [{"scales": (31,)}, {"self": (4, 63)}, {"mat2": (32, 64, 1)}, {"scales": (32, 1)}]
+)
+def test_a_product_with_weights_of_int8_of_other_sizes_is_rejected_before_it_runs(changes):
+    kind = kind_of(integer_product())
+    kind.admit(integer_product())
+    with pytest.raises(TupleRejected, match="do not belong together"):
+        kind.admit(integer_product(**changes))
+
+
+def test_a_product_of_eight_bits_that_is_written_to_a_given_output_has_a_cost():
+    shapes = (("self", (32, 64), (64, 1)), ("mat2", (64, 16), (1, 64)))
+    tensors = [
+        TensorSpec("activation", "", shape, "float8_e4m3fn", stride=stride, storage=storage)
+        for storage, (_, shape, stride) in enumerate(shapes)
+    ]
+    tensors += [
+        TensorSpec("activation", "", shape, "float32", storage=2 + number)
+        for number, shape in enumerate([(32, 1), (1, 16)])
+    ]
+    tensors.append(TensorSpec("activation", "", (32, 16), "bfloat16", storage=4))
+    spec = OperatorTuple(
+        "aten._scaled_mm.out",
+        "aten",
+        arguments=tuple({"tensor": index} for index in range(4)),
+        keywords={"out": {"tensor": 4}, "out_dtype": {"dtype": "bfloat16"}},
+        tensors=tuple(tensors),
+    )
+    assert cost(spec).flops == 2 * 32 * 64 * 16
+    assert cost(spec).output_shapes == ((32, 16),)
 
 
 @pytest.mark.parametrize(

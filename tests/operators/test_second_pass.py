@@ -6,12 +6,15 @@ import random
 import pytest
 import torch
 from torch import nn
+from transformers.utils import import_utils
 
 import farm
 from farm.errors import UnseenOperators
 from farm.operators import self_check
 from farm.operators.capture import capture, predict, settled
 from farm.operators.fake_pass import held_tensors
+from farm.training.capture import capture_step
+from farm.training.step import TrainingStep, loss_of
 
 
 class Positions(nn.Module):
@@ -227,3 +230,52 @@ def test_a_capture_with_values_writes_to_no_input_of_the_user():
     x = torch.ones(2, 4)
     assert len(farm.capture_model(_Doubles(), (x,)).extraction.capture.calls) == 3
     assert x.sum() == 8
+
+
+def _multiplies_once(model, x):
+    return x @ model.layer.weight if model.passes == 1 else x
+
+
+def _multiplies_in_turns(model, x):
+    return x @ model.layer.weight if model.passes % 2 else x
+
+
+def _step(act):
+    def make_loss(output):
+        return loss_of(output, causal=False, masked=False, device=output.device)
+
+    inputs = (torch.randn(2, 4),)
+    return capture_step(TrainingStep(_Counts(act), inputs, make_loss=make_loss, optimizer="sgd"))
+
+
+def test_the_flops_of_a_training_step_are_those_of_the_step_that_repeats():
+    step = _step(_multiplies_once)
+    assert step.flops == sum(step.traces[call.tuple_id].flops for call in step.calls) == 128
+
+
+def test_a_training_step_whose_cost_alternates_is_refused():
+    with pytest.raises(UnseenOperators, match="one has 320 FLOP, the next one 128"):
+        _step(_multiplies_in_turns)
+
+
+class _AsksForTracing(nn.Module):
+    """As masks of transformers: in a trace, it does not read the mask."""
+
+    def forward(self, x):
+        return x.relu() if import_utils.is_tracing(x) else x.sin()
+
+
+def test_a_prediction_is_no_trace_for_transformers():
+    assert names(predict(_AsksForTracing(), (torch.randn(2, 4),))) == ["sin"]
+
+
+def test_shifts_of_a_transform_are_those_that_a_worker_calls():
+    class Unpacks(nn.Module):
+        def forward(self, packed):
+            return torch.vmap(lambda row: (row >> 4) + (row << 1))(packed)
+
+    packed = torch.randint(0, 255, (4, 8), dtype=torch.uint8)
+    found = self_check.checked(predict(Unpacks(), (packed,)), "cpu")
+    assert names(found)[:2] == ["bitwise_right_shift", "bitwise_left_shift"]
+    assert not found.gaps
+    assert not found.mismatches

@@ -24,6 +24,7 @@ from farm.report.layers import layers
 from farm.report.report import remarks
 from farm.requests.resolved import ResolvedRequest
 from farm.store import tables
+from farm.store.job_ids import find_job
 from farm.training.extract import extract
 from farm.types.figure import Figure, value_of
 from farm.types.protocol import Protocol
@@ -451,8 +452,8 @@ def test_no_such_job(database):
     rows.model_job(database)
     with pytest.raises(NoSuchJob, match="no job 'nope'"):
         built(database, "nope")
-    with pytest.raises(NoSuchJob) as caught:
-        built(database, "layers.csv")  # farm report job1 --csv layers.csv
+    with database.read() as session, pytest.raises(NoSuchJob) as caught:
+        find_job(session, "layers.csv")  # farm report job1 --csv layers.csv
     assert "Write > before the file" in caught.value.next_step
 
 

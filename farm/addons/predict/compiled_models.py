@@ -4,7 +4,7 @@ what compiling gains."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from farm.addons.predict.generated_kernels import KERNEL, LearnedKernels, kernel
 from farm.addons.predict.stored_predictor import StoredPredictor
 from farm.exchange.packaged import packaged_database
 from farm.store.columns import OPERATOR, READING
+from farm.types.tuple import NeededTuple
 from farm.types.variant import Variant
 
 if TYPE_CHECKING:
@@ -84,3 +85,15 @@ def notes_on_kernels(variant: Variant) -> Iterator[str]:
             "max-autotune chooses kernels by their times on the card. Those of `--compile default` "
             "are predicted instead."
         )
+
+
+def why_lower_bound(unread: Iterable[NeededTuple]) -> str:
+    """Why the prediction of calls without a reading is a lower bound; "" if it is none."""
+    # PyTorch, aten/src/ATen/native/cuda/int8mm.cu.
+    if all(entry.short_name != "_weight_int8pack_mm" for entry in unread):
+        return ""
+    return (
+        "The time is a lower bound: `_weight_int8pack_mm` is predicted as a usual product, but "
+        "PyTorch's kernel computes each output in a loop, without matrix units. No card has a "
+        "reading of it."
+    )

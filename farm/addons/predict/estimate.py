@@ -114,13 +114,14 @@ class CompileGain:
         return CompileGain(self.roofline_us, cost, eager.whole is not None)
 
     def faster(self, compiled: PredictedValue) -> PredictedValue | None:
-        """The time without --compile over the time with it. Its interval is too wide, because the
-        errors of both times have common causes."""
-        if self.eager is None:
+        """The time without --compile over the time with it; None if one of them is unknown or a
+        lower bound, which has no interval. Its own interval is too wide, because the errors of both
+        times have common causes."""
+        if self.eager is None or not compiled.low or not compiled.high:
             return None
         eager = self.eager.time_us
         factor = eager.value / compiled.value
-        if eager.low is None or eager.high is None or not compiled.low or not compiled.high:
+        if eager.low is None or eager.high is None:
             return PredictedValue(factor)
         return PredictedValue(factor, eager.low / compiled.high, eager.high / compiled.low)
 

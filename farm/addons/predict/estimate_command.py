@@ -147,7 +147,7 @@ def estimate(model: Model, options: EstimateOptions) -> None:
             before = current
             _measure(before, query, options)
             with output.open_database().read() as session:
-                current = query.estimate(session, current.variant)
+                current = replace(query, fitted={}).estimate(session, current.variant)
         offer = Offer(current, prices.get(card))
         if options.as_json:
             emit_json({**offer.to_json(), **({"before": before.to_json()} if before else {})})

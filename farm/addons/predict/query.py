@@ -9,7 +9,7 @@ import itertools
 import operator
 from collections import ChainMap
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from farm.addons.predict.compiled_models import (
     compiled_predictor,
     kernels_without_card,
     notes_on_kernels,
+    why_lower_bound,
 )
 from farm.addons.predict.dataset import (
     Dataset,
@@ -66,6 +67,8 @@ if TYPE_CHECKING:
     from farm.training.extract import Extraction
 
 FILLS = ("auto", "none", "roofline")
+#: A predictor, notes, and why a tuple has no value.
+FoundPredictor = tuple[StoredPredictor | TransferredPredictor | None, list[str], str]
 # readings of one card from which its power is predicted apart from that of its model
 LEAST_OF_CARD = 20
 
@@ -82,6 +85,11 @@ class EstimateQuery:
     torch: str = ""  # a version, or its beginning
     # a predictor of `FILLS`; auto: the card's stored one, if any; roofline: from the card's peaks
     fill: str = "auto"
+    #: Predictors by database and conditions: fitted once for all models that a query estimates.
+    #: After new readings, use a new query.
+    fitted: dict[tuple[object, ...], FoundPredictor] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     def __post_init__(self) -> None:
         if self.fill not in FILLS:
@@ -146,7 +154,14 @@ class EstimateQuery:
             return answer
         roofline_us = sum(roofline.call_us(entry) * entry.all_calls for entry in unlisted.needed())
         notes = [*notes_on_kernels(variant), *answer.notes]
-        return replace(answer, gain=CompileGain(roofline_us), notes=tuple(notes))
+        reason = answer.incomplete_reason
+        reason = reason or why_lower_bound(entry.needed for entry in answer.missing)
+        return replace(
+            answer,
+            gain=CompileGain(roofline_us),
+            notes=tuple(notes),
+            incomplete_reason=reason,
+        )
 
     def _is_unlisted(self, session: Session, variant: Variant, model: str, kind: str) -> bool:
         """True for a compiled forward pass whose kernels no card of the model has listed. Raises
@@ -198,10 +213,19 @@ class EstimateQuery:
 
     def predictor(
         self, session: Session, model: str, protocol: Protocol, kind: str
-    ) -> tuple[StoredPredictor | TransferredPredictor | None, list[str], str]:
+    ) -> FoundPredictor:
         """Return the predictor of a card model, or one from another card model; notes; and why a
         tuple has no value.
         """
+        key = (session.get_bind().engine.url, model, protocol, self.torch)
+        if key not in self.fitted:
+            self.fitted[key] = self._predictor(session, model, protocol, kind)
+        predictor, notes, unfilled = self.fitted[key]
+        return predictor, list(notes), unfilled
+
+    def _predictor(
+        self, session: Session, model: str, protocol: Protocol, kind: str
+    ) -> FoundPredictor:
         predictor: StoredPredictor | TransferredPredictor | None
         predictor, notes = self._stored_predictor(session, model, protocol)
         under = f"{protocol.launch} launch{' with TF32' if self.tf32 else ''}"

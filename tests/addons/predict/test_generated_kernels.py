@@ -9,7 +9,7 @@ import math
 import pytest
 
 from farm.addons.predict.calibration import UNSEEN
-from farm.addons.predict.compiled_models import compiled_predictor
+from farm.addons.predict.compiled_models import compiled_predictor, why_lower_bound
 from farm.addons.predict.compiled_predictor import (
     CompiledPredictor,
     Factor,
@@ -227,6 +227,12 @@ def test_the_packaged_kernels_are_learned_with_the_families_of_their_models() ->
 def kernel_readings_of_no_card() -> list[KernelReading]:
     with packaged_database().read() as session:
         return kernel_readings(session, "No Such Card")
+
+
+def test_a_product_whose_kernel_has_no_reading_makes_a_lower_bound():
+    product = NeededTuple("id", "_weight_int8pack_mm", "product", 1000, 1000, {"": 1}, {})
+    assert "lower bound" in why_lower_bound([product])
+    assert why_lower_bound([dataclasses.replace(product, short_name="mm")]) == ""
 
 
 def test_readings_of_kernels_do_not_depend_on_the_order_of_rows() -> None:

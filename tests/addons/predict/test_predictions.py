@@ -652,24 +652,28 @@ def test_readings_of_a_database_that_is_not_that_of_the_settings_calibrate_too(
     monkeypatch.delenv("FARM_DATABASE_URL")
     settings.cache_clear()
     with database.read() as session:
-        found = EstimateQuery("H100").estimate(session, filled.VARIANT)
-    assert found.transfer["readings"] > 5
+        query = EstimateQuery("H100")
+        found = query.estimate(session, filled.VARIANT)
+        (fitted,) = query.fitted.values()
+        again = query.estimate(session, dataclasses.replace(filled.VARIANT, batch=4))
+        assert list(query.fitted.values()) == [fitted], "fitted once for all models"
+    assert found.transfer["readings"] == again.transfer["readings"] > 5
 
 
 def test_compiled_models_beside_each_other_have_columns_of_their_gain(own):
-    sizes = ("estimate", "resnet18", "-b", "2,3", "--input-size", "64", "--compile")
-    for words in ((*sizes, "--card", "H200"), (*MODEL[:-1], "H200,H100", "--compile")):
-        said = " ".join(own(*words).stdout.split())
+    """Cards with as many multiprocessors share the list of kernels of a batch."""
+    compiled_models.kernels_without_card.cache_clear()
+    model = ("estimate", "resnet18", "--input-size", "64", "--compile", "-b")
+    for number, words in (
+        (2, ("2,3", "--card", "H200")),
+        (3, ("2", "--card", "H200,H100,H100 NVL")),
+    ):
+        said = " ".join(own(*model, *words).stdout.split())
         assert "gain" in said
         assert "time without" in said
         assert "roofline" in said
-        assert len(re.findall(r"[\d.]+ times \([\d.]+ to [\d.]+\)", said)) == 2
-
-
-def test_cards_with_as_many_multiprocessors_share_the_list_of_kernels(own):
-    compiled_models.kernels_without_card.cache_clear()
-    own(*MODEL[:-1], "H200,H100,H100 NVL", "--compile")
-    assert compiled_models.kernels_without_card.cache_info().misses == 1
+        assert len(re.findall(r"[\d.]+ times \([\d.]+ to [\d.]+\)", said)) == number
+    assert compiled_models.kernels_without_card.cache_info().misses == 2
 
 
 def test_a_compiled_training_step_is_refused_before_any_work(own, monkeypatch):
