@@ -191,9 +191,7 @@ def _watch_control_queue(current: Settings, ended: threading.Event) -> None:
 
 def _reconcile_regularly(current: Settings, ended: threading.Event) -> None:
     # imported here, so that the workers of cards start faster
-    from tasks.reconciler import (
-        Reconciler,
-    )
+    from tasks.reconciler import Reconciler
 
     Reconciler(current, Database(current.database)).run(ended)
 

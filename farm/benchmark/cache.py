@@ -39,10 +39,7 @@ BUDGET_S = 0.006  # duration of one graph with events
 BARE_S = 0.001  # least duration of the graph without events: its launch time is then negligible
 MOST_BARE = 500  # most passes in the graph without events
 # least and most counted replays; one warm-up replay comes before them
-LEAST_REPLAYS, REPLAYS = (
-    3,
-    6,
-)
+LEAST_REPLAYS, REPLAYS = 3, 6
 # longer passes are not timed: a few microseconds of cold caches do not matter to them
 LONGEST_S = 0.005
 UNSEEN_US = 10.0  # assumed half-width of the effect on passes longer than `LONGEST_S`

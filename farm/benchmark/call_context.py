@@ -499,10 +499,7 @@ class _Lanes:
             while launch.stream and launch.stream not in self._streams:
                 stream = torch.cuda.Stream(self._device, launch.priority)
                 # PyTorch returns a limited number in turn
-                if stream not in (
-                    self._main,
-                    *self._streams.values(),
-                ):
+                if stream not in (self._main, *self._streams.values()):
                     self._streams[launch.stream] = stream
         for stream in self._streams.values():
             stream.wait_stream(self._main)

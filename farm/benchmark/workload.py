@@ -128,10 +128,7 @@ def copies_wanted(
         copies = 1 + math.ceil(missing / weight_bytes)
         if MAX_COPIES * weight_bytes + activation_bytes + output_bytes < cache:
             # even the largest number of copies fits in the cache: copies have no effect
-            return (
-                1,
-                False,
-            )
+            return 1, False
     elif residency == "chain":
         return CHAIN_LAYERS, True
     elif residency == "stream":

@@ -42,6 +42,7 @@ def requested_memory(
             "--what-if-recompute cannot be combined with --recompute.", "Omit one of them."
         )
     variant = versioned(variant, model)
+    say = _once(say)  # two queries may both take the packaged readings
     if options.run:
         step_memory = _run(model, variant, options, say)
     elif options.job:
@@ -63,6 +64,18 @@ def requested_memory(
     for path in _written(step_memory, options):
         say(f"Written to {path}")
     return step_memory
+
+
+def _once(say: Callable[[str], None]) -> Callable[[str], None]:
+    """Return a function that says a text only the first time."""
+    texts: set[str] = set()
+
+    def say_new(text: str) -> None:
+        if text not in texts:
+            texts.add(text)
+            say(text)
+
+    return say_new
 
 
 def _written(found: StepMemory, options: MemoryOptions) -> Iterator[Path]:

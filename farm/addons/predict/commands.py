@@ -92,7 +92,9 @@ def fit(
             }
         )
     else:
-        learned = f"{stored.rows} tuples of {stored.calibration.families} model families"
+        number = stored.calibration.families
+        families = "1 model family" if number == 1 else f"{number} model families"
+        learned = f"{stored.rows} tuples of {families}"
         emit(f"{path}  predictor {predictor}, fitted to {learned}")
 
 
