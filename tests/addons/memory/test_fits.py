@@ -134,6 +134,11 @@ def test_what_cannot_be_answered_is_refused():
         farm.fits(module, image, card="RTX 9999")
     with pytest.raises(UsageError, match="autocast"):
         farm.fits(module, image, card="A10", amp="int8")
+    for empty in (image[:0], {"image": image[:0]}):
+        with pytest.raises(UsageError, match="an empty batch"):
+            farm.fits(module, empty, card="A10")
+    with pytest.raises(UsageError, match="an empty batch"):
+        with_batch(torch.zeros(0, 3, dtype=torch.int64), 2)
     with pytest.raises(CaptureError):
         farm.fits(module, torch.randn(2, 4, 8, 8), card="A10")
 
