@@ -26,8 +26,8 @@ from farm.store.database import Database
 from farm.types.figure import Figure
 from farm.verdict.aggregate import aggregate
 from farm.verdict.checked_cards import (
+    CardFigure,
     CheckedCards,
-    CheckedFigure,
     Kind,
     Quantity,
     levels_of,
@@ -167,7 +167,7 @@ def _view(time_us: float, energy_mj: float, card_id: str) -> ReadingView:
     return ReadingView(time, Figure(energy_mj, ENERGY_HALF_WIDTH * energy_mj), card_id=card_id)
 
 
-def _checks(generator: np.random.Generator, slower: Slower, spread: float) -> list[CheckedFigure]:
+def _checks(generator: np.random.Generator, slower: Slower, spread: float) -> list[CardFigure]:
     figures = []
     for kind, number in FIGURES.items():
         for index in range(number):
@@ -177,9 +177,7 @@ def _checks(generator: np.random.Generator, slower: Slower, spread: float) -> li
                 time = math.log(100 * ratio) + repeated
                 repeated_power = POWER_REPETITION * generator.standard_normal()
                 power = math.log(_power_w(generator, card_id, spread)) + repeated_power
-                figures.append(
-                    CheckedFigure((f"{kind} {index}",), kind, card_id, time, time + power)
-                )
+                figures.append(CardFigure((f"{kind} {index}",), kind, card_id, time, time + power))
     return figures
 
 

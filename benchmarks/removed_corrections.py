@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from farm.verdict.corrections import Call, Correction
+from farm.verdict.corrections import Correction, MeasuredCall
 from farm.verdict.figures import CallCost
 
 # share of throttled samples from which a burst did not run at full clocks
@@ -21,14 +21,14 @@ class BurstsAtTheLimit:
     model divided by the clock of the bursts, so the interval becomes that much wider. The figures
     stay. Evidence: the clocks and throttle reasons that the bursts and the whole model report."""
 
-    def applies(self, cost: CallCost, call: Call) -> bool:
+    def applies(self, cost: CallCost, call: MeasuredCall) -> bool:
         burst, model_mhz = call.burst, call.clock_mhz
         if cost.used != "burst" or burst is None or not burst.sm_clock_mhz or not model_mhz:
             return False
         limited = (burst.throttle_shares or {}).get("power_cap", 0.0) >= BURST_THROTTLED_SHARE
         return limited and burst.sm_clock_mhz < model_mhz
 
-    def correct(self, cost: CallCost, call: Call) -> CallCost:
+    def correct(self, cost: CallCost, call: MeasuredCall) -> CallCost:
         assert call.burst
         assert call.burst.sm_clock_mhz
         assert call.clock_mhz

@@ -104,7 +104,7 @@ def _on_gpu(run: Run) -> Run:
 
 
 def _patch(module: Any) -> None:
-    plain = module.MeasuredTuple.passes
+    plain = module.OperatorTupleKind.passes
 
     def slowed_passes(kind: Any, subject: Any, protocol: Any, device: Any) -> Any:
         passes = plain(kind, subject, protocol, device)
@@ -114,7 +114,7 @@ def _patch(module: Any) -> None:
             passes.copy = None if copy is None else lambda index: slow(copy(index))
         return passes
 
-    module.MeasuredTuple.passes = slowed_passes
+    module.OperatorTupleKind.passes = slowed_passes
 
 
 class _Finder(importlib.abc.MetaPathFinder):

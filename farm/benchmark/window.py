@@ -18,7 +18,7 @@ from farm.benchmark.policies import FLOOR_TICKS
 from farm.benchmark.sampler import PowerLevels, SampledWindow, Sampler
 from farm.benchmark.workload import Workload
 from farm.types import intervals
-from farm.types.details import Conditions, Details, Powering, TimeFigure, Timing
+from farm.types.details import CardConditions, Details, Powering, TimeFigure, Timing
 from farm.types.figure import Figure, value_of
 from farm.types.measured_constants import MEASURED
 from farm.types.reading import CPU_METHOD, METHOD, Reading, Trace
@@ -361,10 +361,10 @@ class SteadyWindow:
             power_drift=round(power.drift, 4) if "drifting" in self.flags else None,
         )
 
-    def _conditions(self) -> Conditions:
+    def _conditions(self) -> CardConditions:
         sampled = self.sampled
         throttle_shares = {name: round(share, 3) for name, share in sampled.throttle_shares.items()}
-        return Conditions(
+        return CardConditions(
             lacks=self.lacking or None,
             throttle_shares=throttle_shares or None,
             foreign_processes=tuple(sorted(self.foreign)[:16]) or None,

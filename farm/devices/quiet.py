@@ -30,7 +30,7 @@ PAUSED_WITHIN_S = 2.0
 POLL_S = 0.02
 
 
-class Gate:
+class HostGate:
     """One gate of this host. Its state is shared by all processes of the host."""
 
     def __init__(self, name: str, lock_dir: Path | str) -> None:
@@ -74,7 +74,7 @@ def quiet(lock_dir: Path | str = "") -> Iterator[None]:
     lock_dir = lock_dir or settings().lock_dir
     with contextlib.ExitStack() as stack:
         try:
-            gate, compiling = Gate(QUIET, lock_dir), Gate(COMPILING, lock_dir)
+            gate, compiling = HostGate(QUIET, lock_dir), HostGate(COMPILING, lock_dir)
         except OSError:
             yield
             return
@@ -90,12 +90,12 @@ def quiet(lock_dir: Path | str = "") -> Iterator[None]:
         yield
 
 
-def free_slot(lock_dir: Path | str, number: int) -> Gate | None:
+def free_slot(lock_dir: Path | str, number: int) -> HostGate | None:
     """One of ``number`` places of this host for a compilation, to be closed at its end; None if
     all are taken, or the folder of locks cannot be used."""
     for position in range(number):
         with contextlib.suppress(OSError):
-            slot = Gate(f"{COMPILING}-{position}", lock_dir)
+            slot = HostGate(f"{COMPILING}-{position}", lock_dir)
             if slot.hold_alone():
                 return slot
             slot.close()

@@ -18,7 +18,7 @@ from farm.devices.device import Card, Device
 from farm.devices.vendor import Vendor
 from farm.errors import Unmeasurable
 from farm.settings import Settings
-from farm.types.details import Conditions, Details
+from farm.types.details import CardConditions, Details
 from farm.types.error_counters import ErrorCounters
 from farm.types.figure import Figure
 from farm.types.protocol import OnPhase, Protocol
@@ -145,7 +145,7 @@ def measure(
         memory_clock_mhz=3201.0,
         temperature_c=40.0,
         flags=("shared", "simulated") if foreign else ("simulated",),
-        details=Details(conditions=Conditions(foreign_processes=foreign or None)),
+        details=Details(conditions=CardConditions(foreign_processes=foreign or None)),
         cost_s={"window": item_s(), "total": time.perf_counter() - begin_s},
     )
 

@@ -34,7 +34,7 @@ from sqlmodel import col, func, select
 
 from farm.benchmark_process.client import BenchmarkProcess
 from farm.benchmark_process.requests import CompileRequest
-from farm.devices.quiet import COMPILING, QUIET, Gate, free_slot
+from farm.devices.quiet import COMPILING, QUIET, HostGate, free_slot
 from farm.errors import FarmError, Unmeasurable
 from farm.jobs import items
 from farm.jobs.items import Claim, ComingModel
@@ -274,7 +274,7 @@ class CompileAhead:
         threads = max(1, cores // max(1, len(self._running) + len(self._waiting)))
         return {"TORCHINDUCTOR_COMPILE_THREADS": str(threads)}
 
-    def _slot(self) -> Gate | None:
+    def _slot(self) -> HostGate | None:
         """A place for the next compilation; None if no model waits any more."""
         while not self._closing.is_set():
             with self._lock:
@@ -349,8 +349,8 @@ class CompileAhead:
         compilations or items that were put off, and while an item compiles its model.
         """
         try:
-            quiet = Gate(QUIET, settings().lock_dir)
-            compiling = Gate(COMPILING, settings().lock_dir)
+            quiet = HostGate(QUIET, settings().lock_dir)
+            compiling = HostGate(COMPILING, settings().lock_dir)
         except OSError:
             with self._lock:
                 self._guard_thread = None
@@ -384,7 +384,7 @@ class CompileAhead:
                 self._guard_thread = None
             return goes_on
 
-    def _pause_or_go_on(self, quiet: Gate, compiling: Gate) -> None:
+    def _pause_or_go_on(self, quiet: HostGate, compiling: HostGate) -> None:
         with self._lock:
             running = list(self._running.values())
         with quiet.alone() as nobody_measures:

@@ -71,7 +71,7 @@ class KeptGroup:
             self._group = None
 
 
-class Interrupted(Exception):
+class GroupInterrupted(Exception):
     """A group has to end its measurement. Arguments: why, and whether the attempt counts: no person
     ended it.
     """
@@ -88,7 +88,7 @@ def measure(
 ) -> CardReading:
     """Measure the ``work`` of a claimed item on the cards of its group, and first verify its calls
     if they are predicted. It does not wait for the cards if the process ``must_stop``. Raises
-    `Interrupted` if the measurement had to end (all ranks have ended), and as
+    `GroupInterrupted` if the measurement had to end (all ranks have ended), and as
     `BenchmarkGroup.measure`."""
     next_s = 0.0
     answers = SteadyAnswers(_late_s())
@@ -104,7 +104,7 @@ def measure(
     while peers_at_work(database, claimed):
         watch()
         if must_stop():
-            raise Interrupted("its worker stops", False)
+            raise GroupInterrupted("its worker stops", False)
         time.sleep(0.1)
     with kept.used(claimed.cards, watch) as group:
         software, sick = group.wait_ready(), group.unhealthy
@@ -133,7 +133,7 @@ def peers_at_work(database: Database, claimed: Claim) -> bool:
 
 
 def check_cards(database: Database, claimed: Claim, answers: SteadyAnswers | None = None) -> None:
-    """Raise `Interrupted` if the claim on an item, or the use of one of its cards, has ended.
+    """Raise `GroupInterrupted` if the claim on an item, or the use of one of its cards, has ended.
 
     ``answers``: those of the database. For some time after an outage no card counts as lost: all
     cards look lost until their workers have written a heartbeat again. None: there was no outage.
@@ -146,18 +146,18 @@ def check_cards(database: Database, claimed: Claim, answers: SteadyAnswers | Non
     if answers is not None:
         answers.clock_was_read(now_s)
     if item is None or item.token != claimed.token:
-        raise Interrupted("another worker has claimed the item", True)
+        raise GroupInterrupted("another worker has claimed the item", True)
     if item.state == ItemState.CANCELLED:
-        raise Interrupted("its job was cancelled", False)
+        raise GroupInterrupted("its job was cancelled", False)
     may_be_lost = answers is None or answers.steady_for_s > _late_s()
     for card in rows:
         state = cards.present_state(card, now_s)
         if state in (CardState.DRAINING, CardState.QUARANTINED, CardState.STOPPED):
-            raise Interrupted(f"the card {card.id} is {state}", False)
+            raise GroupInterrupted(f"the card {card.id} is {state}", False)
         lost = state == CardState.LOST and may_be_lost
         reserved_by_another = not card.is_cpu and card.group_token != claimed.token
         if lost or reserved_by_another:
-            raise Interrupted(f"the worker of the card {card.id} has ended", True)
+            raise GroupInterrupted(f"the worker of the card {card.id} has ended", True)
 
 
 def _late_s() -> float:

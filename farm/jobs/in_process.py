@@ -318,13 +318,13 @@ class _JobDriver(ItemDriver):
         card, software = self.benchmark.card, self.benchmark.wait_ready()
         self.benchmark.close()  # only one process may use the card
         captured = self.captured
-        whole = Whole(captured.variant, captured.model, captured.args, captured.kwargs)
+        whole = GivenWhole(captured.variant, captured.model, captured.args, captured.kwargs)
         reading = measure_whole(whole, card, claimed.work)
         return CardReading(reading, software, card)
 
 
 @dataclass(frozen=True)
-class Whole:
+class GivenWhole:
     """A module of the caller with its example inputs, to be measured as a whole."""
 
     variant: Variant
@@ -337,7 +337,7 @@ class Whole:
         return Subject("variant", self.variant.id, self.variant.to_json())
 
 
-def measure_whole(whole: Whole, card: Card, request: MeasureRequest) -> Reading:
+def measure_whole(whole: GivenWhole, card: Card, request: MeasureRequest) -> Reading:
     """Measure a copy of a module in this process. The caller must hold the card's lock.
     Raises `Unmeasurable`: out_of_memory, raised, not_capturable or not_available (PyTorch does not
     see the card)."""

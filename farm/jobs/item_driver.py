@@ -417,7 +417,7 @@ class ItemDriver:
                 if claimed.lists_kernels:
                     return self._list_kernels(claimed)
                 measured = self.measure(claimed)
-        except group_driver.Interrupted as error:
+        except group_driver.GroupInterrupted as error:
             why, counted = error.args
             log.warning("%s was interrupted: %s", claimed.label, why)
             self._put_off(claimed, why, counted=counted)

@@ -15,7 +15,7 @@ from farm.benchmark_process.client import CardReading
 from farm.benchmark_process.requests import MeasureRequest
 from farm.devices.lock import CardLock
 from farm.errors import FarmError, UsageError, told
-from farm.jobs.in_process import Whole, how_to_measure, measure_whole, own_card
+from farm.jobs.in_process import GivenWhole, how_to_measure, measure_whole, own_card
 from farm.jobs.own_card import keep_reading
 from farm.settings import settings
 from farm.store.content import store_variant
@@ -133,7 +133,7 @@ def measure_benchmark(
     return Benchmark.of(name, reading)
 
 
-def _whole_of(target: Any, inputs: tuple[Any, ...], name: str, revision: str | None) -> Whole:
+def _whole_of(target: Any, inputs: tuple[Any, ...], name: str, revision: str | None) -> GivenWhole:
     """Return what to measure. A function becomes a module; its inputs do not name its sizes."""
     import torch
 
@@ -144,16 +144,20 @@ def _whole_of(target: Any, inputs: tuple[Any, ...], name: str, revision: str | N
     variant = variant_named(name, [*model.parameters(), *sized], sized, training=model.training)
     # Other code is another subject.
     variant = dataclasses.replace(variant, version=(revision or "")[:12])
-    return Whole(variant, model, args=inputs, kwargs={})
+    return GivenWhole(variant, model, args=inputs, kwargs={})
 
 
-def _store(database: Database, whole: Whole, measured: CardReading, protocol: Protocol) -> None:
+def _store(
+    database: Database, whole: GivenWhole, measured: CardReading, protocol: Protocol
+) -> None:
     with database.write() as session:
         store_variant(session, whole.variant)
     keep_reading(database, measured, whole.subject, protocol)
 
 
-def _kept(error: Exception, whole: Whole, measured: CardReading, protocol: Protocol) -> FarmError:
+def _kept(
+    error: Exception, whole: GivenWhole, measured: CardReading, protocol: Protocol
+) -> FarmError:
     """Store a reading that the database refused in a new SQLite database in the state folder.
 
     Return the error to raise: the database's error, and where the reading is."""

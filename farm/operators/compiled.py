@@ -17,7 +17,7 @@ from torch import nn
 
 from farm.operators.capture import Around, Recorder, WatchedOperators
 from farm.operators.captured import CapturedCall, CapturedPass
-from farm.operators.compiler import CompiledModel, Kernel
+from farm.operators.compiler import CompiledModel, GeneratedKernel
 from farm.subjects import kernel as kernels
 from farm.subjects.allow_list import ATEN_OVERLOADS
 from farm.subjects.encoding import (
@@ -75,7 +75,9 @@ class LaunchRecorder(Recorder):
         if not tensor.is_floating_point():
             self.storages.integers[number] = tensor.untyped_storage()
 
-    def call_kernel(self, kernel: Kernel, args: tuple[Any, ...], launch: Callable[[], Any]) -> Any:
+    def call_kernel(
+        self, kernel: GeneratedKernel, args: tuple[Any, ...], launch: Callable[[], Any]
+    ) -> Any:
         paths = self.compiled.paths_of(kernel.name)
         number = len(self.slots)
         self.slots.append(None)

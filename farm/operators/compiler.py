@@ -42,7 +42,7 @@ _PARAMETER = re.compile(r"(\w+)\s*(?:,|\)|$)")
 
 
 @dataclass(frozen=True)
-class Kernel:
+class GeneratedKernel:
     """A generated kernel with its chosen launch configuration."""
 
     operator: (
@@ -73,7 +73,7 @@ class Kernel:
 
 #: Called for each launch of a generated kernel with the kernel, its arguments and a function that
 #: launches it.
-Observer = Callable[[Kernel, tuple[Any, ...], Callable[[], Any]], Any]
+Observer = Callable[[GeneratedKernel, tuple[Any, ...], Callable[[], Any]], Any]
 
 
 class Graph:
@@ -133,7 +133,7 @@ def triton_kernel(
     mutated: Iterable[str],
     launch: Callable[..., Any],
     **more: Any,
-) -> Kernel:
+) -> GeneratedKernel:
     """Describe a Triton kernel.
 
     Args:
@@ -150,7 +150,7 @@ def triton_kernel(
         return f"in_out_ptr_{parameter}" if is_renamed else parameter
 
     operators = _without_number([name_part for name_part in fused if name_part != "fused"])
-    return Kernel(
+    return GeneratedKernel(
         operator=f"triton.{kernels.TRITON_KINDS.get(kind, 'user')}",
         name=name,
         text=text,
@@ -201,7 +201,7 @@ class CompiledModel:
             id(parameter): name.rpartition(".")[0] for name, parameter in model.named_parameters()
         }
         self._met: Counter[str] = Counter()  # launches of the running graph
-        self._settled: dict[int, Kernel] = {}  # id of a Triton kernel -> the kernel
+        self._settled: dict[int, GeneratedKernel] = {}  # id of a Triton kernel -> the kernel
         options = "max-autotune-no-cudagraphs" if mode == "max-autotune" else "default"
         self._options = dict(torch._inductor.list_mode_options(options))
         self._options["trace.provenance_tracking_level"] = 1
@@ -405,7 +405,7 @@ class CompiledModel:
             else self.observer(self._triton_kernel(autotuner), args, launch)
         )
 
-    def _triton_kernel(self, autotuner: Any) -> Kernel:
+    def _triton_kernel(self, autotuner: Any) -> GeneratedKernel:
         if id(autotuner) not in self._settled:
             name, text = _name_and_text(autotuner)
             config = (
@@ -468,10 +468,10 @@ class _CppKernel:
         return self.model.observer(self.kernel, args, functools.partial(self.function, *args))
 
     @functools.cached_property
-    def kernel(self) -> Kernel:
+    def kernel(self) -> GeneratedKernel:
         signature = self.source.partition("kernel(")[2].partition("{")[0]
         fused = [name_part for name_part in self.name.split("_")[1:] if name_part != "fused"]
-        return Kernel(
+        return GeneratedKernel(
             "cpp.template" if "cpp_template" in self.name or "gemm" in self.name else "cpp.fused",
             self.name,
             self.source,

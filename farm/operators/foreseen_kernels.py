@@ -40,7 +40,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from farm.errors import CaptureError
 from farm.operators.compiled import CompiledPass
-from farm.operators.compiler import CompiledModel, Kernel, triton_kernel, without_card
+from farm.operators.compiler import CompiledModel, GeneratedKernel, triton_kernel, without_card
 from farm.types.card_kind import ASSUMED_CAPABILITY
 from farm.types.replacement import replaced
 
@@ -106,7 +106,7 @@ class ForeseenPass(CompiledPass):
 class _ListedKernel:
     """Stands for a Triton kernel in the compiler's program."""
 
-    def __init__(self, model: ForeseenModel, kernel: Kernel) -> None:
+    def __init__(self, model: ForeseenModel, kernel: GeneratedKernel) -> None:
         self.model, self.kernel = model, kernel
 
     def run(self, *args: Any, **_: Any) -> None:

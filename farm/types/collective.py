@@ -19,7 +19,7 @@ MOST_CARDS = 1024
 REDUCTIONS = ("sum", "avg", "product", "max", "min")
 
 
-class Collective(NamedTuple):
+class CollectiveSizes(NamedTuple):
     """``output`` and ``bus`` are multiples of the input's size for n cards: the output of a rank,
     and the traffic by which nccl-tests computes the bus bandwidth. It is comparable with the peak
     of a link for any n."""
@@ -31,15 +31,17 @@ class Collective(NamedTuple):
     parts: bool = False  # the input is divided by the number of cards
 
 
-COLLECTIVES: Mapping[str, Collective] = {
-    "all_reduce": Collective(
+COLLECTIVES: Mapping[str, CollectiveSizes] = {
+    "all_reduce": CollectiveSizes(
         lambda n: 1, lambda n: 2 * (n - 1) / n, lambda n: 2 * (n - 1), reduces=True
     ),
-    "all_gather": Collective(lambda n: n, lambda n: n - 1),
-    "reduce_scatter": Collective(lambda n: 1 / n, lambda n: (n - 1) / n, reduces=True, parts=True),
-    "all_to_all": Collective(lambda n: 1, lambda n: (n - 1) / n, parts=True),
-    "broadcast": Collective(lambda n: 1, lambda n: 1),
-    "send_recv": Collective(lambda n: 1, lambda n: 1, lambda n: 1),
+    "all_gather": CollectiveSizes(lambda n: n, lambda n: n - 1),
+    "reduce_scatter": CollectiveSizes(
+        lambda n: 1 / n, lambda n: (n - 1) / n, reduces=True, parts=True
+    ),
+    "all_to_all": CollectiveSizes(lambda n: 1, lambda n: (n - 1) / n, parts=True),
+    "broadcast": CollectiveSizes(lambda n: 1, lambda n: 1),
+    "send_recv": CollectiveSizes(lambda n: 1, lambda n: 1, lambda n: 1),
 }
 
 

@@ -210,7 +210,7 @@ class Powering:
 
 
 @dataclass(frozen=True)
-class Conditions:
+class CardConditions:
     """The card during the window."""
 
     # sensors that the card lacks, but that checks of a reading need
@@ -259,7 +259,7 @@ class Details:
     launching: Launching = Launching()
     timing: Timing = Timing()
     powering: Powering = Powering()
-    conditions: Conditions = Conditions()
+    conditions: CardConditions = CardConditions()
     cards: SeveralCards = SeveralCards()
     order: CallOrder = CallOrder()
     burst: Burst | None = None
@@ -340,7 +340,7 @@ PARTS: Mapping[str, type] = {
     "launching": Launching,
     "timing": Timing,
     "powering": Powering,
-    "conditions": Conditions,
+    "conditions": CardConditions,
     "cards": SeveralCards,
     "order": CallOrder,
 }

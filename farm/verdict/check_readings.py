@@ -15,7 +15,7 @@ from farm.store.reuse import UNSOUND, tells_others
 from farm.store.tables import ItemRole, JobState
 from farm.types.request import CARD_CHECK
 from farm.types.roofline import Roofline
-from farm.verdict.checked_cards import LONGEST_AGE_S, CheckedFigure, kind_of_work
+from farm.verdict.checked_cards import LONGEST_AGE_S, CardFigure, kind_of_work
 from farm.verdict.corrections import POWER_PER_C
 
 _OF_READING = ("card_id", "subject_id", "protocol_id", "software_id", "method", "flags")
@@ -24,7 +24,7 @@ _FIGURES = ("time_us", "energy_mj", "temperature_c", "created_at_s")
 
 def figures_of_checks(
     session: Session, readings: Sequence[Any], left_out: Collection[str], peaks: Roofline
-) -> list[CheckedFigure]:
+) -> list[CardFigure]:
     """Return the figures of the checks of all cards of a job, those nearest in time first.
 
     Only checks with the protocol that all figures share, with the software of the job, and not long
@@ -66,11 +66,11 @@ def figures_of_checks(
     return [figure for _, figure in figures]
 
 
-def _figure(row: Any, peaks: Roofline) -> CheckedFigure:
+def _figure(row: Any, peaks: Roofline) -> CardFigure:
     energy = None
     if row.energy_mj:
         energy = math.log(row.energy_mj) - POWER_PER_C.value * (row.temperature_c or 0.0)
-    return CheckedFigure(
+    return CardFigure(
         (row.subject_id, row.protocol_id, row.software_id, str(row.method)),
         kind_of_work(row.flops, row.bytes_moved, row.short_name, peaks),
         row.card_id,

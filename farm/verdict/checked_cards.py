@@ -46,7 +46,7 @@ PRIOR_DEGREES = 1
 
 
 @dataclass(frozen=True)
-class CheckedFigure:
+class CardFigure:
     """The readings of one operator tuple in the checks of one card.
 
     `time` and `energy` are natural logarithms, the energy at 0 °C. None: the card has no power
@@ -212,7 +212,7 @@ def kind_of_work(flops: float, bytes_moved: float, operator: str, peaks: Rooflin
 
 
 def levels_of(
-    figures: Iterable[CheckedFigure], card_ids: Iterable[str]
+    figures: Iterable[CardFigure], card_ids: Iterable[str]
 ) -> dict[tuple[Kind, Quantity], Level]:
     """Return the levels of cards from the figures that all of them have; no level if there are
     none. Of several equal figures of a card, the first one counts."""

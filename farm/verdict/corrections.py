@@ -38,7 +38,7 @@ BUILD_UNSURE_US = MEASURED["build"].value
 
 
 @dataclass(frozen=True)
-class Call:
+class MeasuredCall:
     """A call of a tuple in a model: the tuple's reading, and what the wholes say about the call.
 
     Attributes:
@@ -58,7 +58,7 @@ class Call:
         wholes: Sequence[ReadingView],
         operator_id: str,
         waiting: Figure,
-    ) -> Call:
+    ) -> MeasuredCall:
         same_card = [whole for whole in wholes if whole.card_id == reading.card_id]
         return cls(reading, same_card or wholes, operator_id, waiting)
 
@@ -120,9 +120,9 @@ class Correction(Protocol):
     `correct` is called only if `applies` is True. It returns the figures of the call with the
     uncertainty that the correction adds."""
 
-    def applies(self, cost: CallCost, call: Call) -> bool: ...
+    def applies(self, cost: CallCost, call: MeasuredCall) -> bool: ...
 
-    def correct(self, cost: CallCost, call: Call) -> CallCost: ...
+    def correct(self, cost: CallCost, call: MeasuredCall) -> CallCost: ...
 
 
 def cost_in_model(
@@ -139,7 +139,7 @@ def cost_in_model(
             `operator_id` how much the neighbouring operators change the tuple's time.
         waiting: the power of a waiting kernel, see `farm.verdict.replay.WaitingPower`.
     """
-    call = Call.of(reading, wholes, operator_id, waiting)
+    call = MeasuredCall.of(reading, wholes, operator_id, waiting)
     cost = CallCost(call.reading.time_us, call.reading.energy_mj)
     for correction in CORRECTIONS:
         if correction.applies(cost, call):
@@ -165,10 +165,10 @@ class RoughReadings:
 
     Evidence: rough and precise readings of the same tuples on H200s (`measured_constants.toml`)."""
 
-    def applies(self, cost: CallCost, call: Call) -> bool:
+    def applies(self, cost: CallCost, call: MeasuredCall) -> bool:
         return bool(cost.energy_mj) and "rough" in call.reading.flags
 
-    def correct(self, cost: CallCost, call: Call) -> CallCost:
+    def correct(self, cost: CallCost, call: MeasuredCall) -> CallCost:
         assert cost.energy_mj
         return replace(cost, loop_unsure_mj=ROUGH_POWER * cost.energy_mj.value)
 
@@ -187,10 +187,10 @@ class ModelClock:
     Evidence: six variants of H200s with both figures (docs/design/power-limit.md), and
     `benchmarks/power_limit.py`, which puts one product among lighter operators."""
 
-    def applies(self, cost: CallCost, call: Call) -> bool:
+    def applies(self, cost: CallCost, call: MeasuredCall) -> bool:
         return call.burst is not None and bool(call.burst.time_us.value)
 
-    def correct(self, cost: CallCost, call: Call) -> CallCost:
+    def correct(self, cost: CallCost, call: MeasuredCall) -> CallCost:
         burst = call.burst
         assert burst is not None
         if not call.wholes:
@@ -248,7 +248,7 @@ class Temperature:
     (docs/design/temperature.md). Its effect on gaps is small; without it, fewer than 90 % of the
     intervals of energy gaps contain zero (docs/results/ablation.md)."""
 
-    def applies(self, cost: CallCost, call: Call) -> bool:
+    def applies(self, cost: CallCost, call: MeasuredCall) -> bool:
         reading = call.reading
         if not cost.energy_mj or cost.used != "steady" or reading.temperature_c is None:
             return False
@@ -257,7 +257,7 @@ class Temperature:
         first_step = "rough" in reading.flags and reading.details.powering.ticks == 2
         return not first_step and not any(view.power_throttled for view in (reading, *call.wholes))
 
-    def correct(self, cost: CallCost, call: Call) -> CallCost:
+    def correct(self, cost: CallCost, call: MeasuredCall) -> CallCost:
         assert cost.energy_mj
         assert call.reading.temperature_c is not None
         temperatures_c = [
@@ -282,15 +282,16 @@ class Neighbours:
     caches.
 
     While a kernel waits for code or data, the card draws a power between the power without work and
-    the operator's power: `Call.waiting` says where. The uncertainties are common to all tuples.
+    the operator's power: `MeasuredCall.waiting` says where. The uncertainties are common to all
+    tuples.
 
     Evidence: sums of loops, with unrelated operators and at the place in the model, on H200s
     (docs/design/neighbours.md)."""
 
-    def applies(self, cost: CallCost, call: Call) -> bool:
+    def applies(self, cost: CallCost, call: MeasuredCall) -> bool:
         return call.among_others
 
-    def correct(self, cost: CallCost, call: Call) -> CallCost:
+    def correct(self, cost: CallCost, call: MeasuredCall) -> CallCost:
         shift, unsure_us = self._shift(cost, call)
         # Beside other calls, the power without work counts only once.
         hidden = call.added is not None and shift.value < 0
@@ -320,7 +321,7 @@ class Neighbours:
             context_unsure_mj=abs(waiting_mj) * call.waiting.half_width + unsure_us * own_w * 1e-3,
         )
 
-    def _shift(self, cost: CallCost, call: Call) -> tuple[Figure, float]:
+    def _shift(self, cost: CallCost, call: MeasuredCall) -> tuple[Figure, float]:
         """Return how much longer the call takes in the model than in its loop, and the uncertainty
         that all tuples share. Unit: us.
 
@@ -348,7 +349,7 @@ class Neighbours:
             place = replace(place, value=place.value + call.looped_us - context.alone_us)
         return _at_place(replace(place, value=place.value - self._fetching_us(call)))
 
-    def _fetching_us(self, call: Call) -> float:
+    def _fetching_us(self, call: MeasuredCall) -> float:
         """Return the time to fetch the weights in the loop. With one copy, they stay in the cache
         in the loop, too.
         """
@@ -398,10 +399,10 @@ class PlaceOnHost:
 
     The power of the loop and of the call count as equal. Evidence: docs/design/cpu-places.md."""
 
-    def applies(self, cost: CallCost, call: Call) -> bool:
+    def applies(self, cost: CallCost, call: MeasuredCall) -> bool:
         return call.reading.details.timing.warm_us is not None and call.place is not None
 
-    def correct(self, cost: CallCost, call: Call) -> CallCost:
+    def correct(self, cost: CallCost, call: MeasuredCall) -> CallCost:
         warm_us, place = call.reading.details.timing.warm_us, call.place
         assert warm_us is not None
         assert place is not None
@@ -432,10 +433,10 @@ class Builds:
     It applies to tuples that were timed among other operators: those of GPUs. It hardly changes the
     intervals of sums, but those of single tuples (docs/results/ablation.md)."""
 
-    def applies(self, cost: CallCost, call: Call) -> bool:
+    def applies(self, cost: CallCost, call: MeasuredCall) -> bool:
         return call.among_others
 
-    def correct(self, cost: CallCost, call: Call) -> CallCost:
+    def correct(self, cost: CallCost, call: MeasuredCall) -> CallCost:
         build_us = BUILD_UNSURE_US * math.sqrt(call.reading.time_us.value)
         return replace(cost, own_us=(*cost.own_us, build_us))
 

@@ -13,7 +13,7 @@ KEPT = 30  # largest length of each list of kernels
 
 
 @dataclass(frozen=True)
-class Kernel:
+class AuditedKernel:
     """One kernel: its launches in the whole and in all tuples together, and its time in the
     whole.
     """
@@ -34,9 +34,9 @@ class KernelAudit:
     time_us: float  # time of all kernels of one unobserved pass
     launches: int
     unknown_tuples: int  # tuples of the model without known kernels
-    only_whole: tuple[Kernel, ...] = ()
-    only_tuples: tuple[Kernel, ...] = ()
-    other_counts: tuple[Kernel, ...] = ()
+    only_whole: tuple[AuditedKernel, ...] = ()
+    only_tuples: tuple[AuditedKernel, ...] = ()
+    other_counts: tuple[AuditedKernel, ...] = ()
     only_whole_count: int = 0
     only_tuples_count: int = 0
     other_counts_count: int = 0
@@ -58,7 +58,7 @@ def audit_kernels(verification: Verification, parts: Iterable[CostLine]) -> Kern
         return None
 
     of_whole = [
-        Kernel(name, launches.count, in_tuples[name], launches.time_us)
+        AuditedKernel(name, launches.count, in_tuples[name], launches.time_us)
         for name, launches in in_whole.items()
     ]
     of_whole.sort(key=lambda kernel: -kernel.time_us)
@@ -67,7 +67,7 @@ def audit_kernels(verification: Verification, parts: Iterable[CostLine]) -> Kern
         kernel for kernel in of_whole if kernel.tuples and kernel.tuples != kernel.whole
     ]
     only_tuples = [
-        Kernel(name, 0, launches)
+        AuditedKernel(name, 0, launches)
         for name, launches in in_tuples.most_common()
         if name not in in_whole
     ]
@@ -105,7 +105,7 @@ def _launches_of_tuples(
     return launches, examined, unknown
 
 
-def _explained_us(kernels: Iterable[Kernel]) -> float:
+def _explained_us(kernels: Iterable[AuditedKernel]) -> float:
     """Return the time of the launches that the tuples make too."""
     return sum(
         kernel.time_us * min(1.0, kernel.tuples / kernel.whole)

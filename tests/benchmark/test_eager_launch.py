@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import torch
 
 from farm.benchmark.phases.eager import EagerLaunch
-from farm.devices.quiet import QUIET, Gate
+from farm.devices.quiet import QUIET, HostGate
 from farm.settings import settings
 from farm.types.details import Details
 
@@ -14,7 +14,7 @@ def test_compilations_of_the_host_pause_while_launches_are_timed(tmp_path, monke
     monkeypatch.setenv("FARM_LOCK_DIR", str(tmp_path))
     monkeypatch.setattr("farm.benchmark.clock.EAGER_S", 0.01)
     settings.cache_clear()
-    gate = Gate(QUIET, tmp_path)
+    gate = HostGate(QUIET, tmp_path)
     was_free = []
 
     def one_pass():

@@ -10,11 +10,11 @@ from contextlib import closing
 from pathlib import Path
 
 from farm.devices import quiet as gates
-from farm.devices.quiet import COMPILING, QUIET, Gate, free_slot, quiet
+from farm.devices.quiet import COMPILING, QUIET, HostGate, free_slot, quiet
 
 
 def test_a_gate_is_held_by_many_or_by_one(tmp_path: Path) -> None:
-    with closing(Gate("a", tmp_path)) as first, closing(Gate("a", tmp_path)) as second:
+    with closing(HostGate("a", tmp_path)) as first, closing(HostGate("a", tmp_path)) as second:
         first.hold()
         second.hold()
         assert not first.hold_alone()
@@ -28,7 +28,7 @@ def test_a_gate_is_held_by_many_or_by_one(tmp_path: Path) -> None:
 
 
 def test_a_measurement_waits_until_compilations_have_paused(tmp_path: Path) -> None:
-    compiling = Gate(COMPILING, tmp_path)
+    compiling = HostGate(COMPILING, tmp_path)
     compiling.hold()
     began = threading.Event()
 
@@ -38,7 +38,7 @@ def test_a_measurement_waits_until_compilations_have_paused(tmp_path: Path) -> N
 
     thread = threading.Thread(target=measure)
     thread.start()
-    with closing(Gate(QUIET, tmp_path)) as gate:
+    with closing(HostGate(QUIET, tmp_path)) as gate:
         while gate.hold_alone():
             gate.release()
             time.sleep(0.001)
@@ -53,7 +53,7 @@ def test_a_measurement_begins_beside_a_compilation_that_does_not_pause(
     tmp_path: Path, monkeypatch
 ) -> None:
     monkeypatch.setattr(gates, "PAUSED_WITHIN_S", 0.05)
-    with closing(Gate(COMPILING, tmp_path)) as compiling:
+    with closing(HostGate(COMPILING, tmp_path)) as compiling:
         compiling.hold()
         with quiet(tmp_path):
             pass

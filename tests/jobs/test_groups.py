@@ -13,7 +13,7 @@ from sqlmodel import select
 from farm.devices.simulated import SOFTWARE
 from farm.errors import UsageError
 from farm.jobs import cards, groups, items, jobs, leases
-from farm.jobs.group_driver import Interrupted, check_cards, peers_at_work
+from farm.jobs.group_driver import GroupInterrupted, check_cards, peers_at_work
 from farm.jobs.groups import block_of, leading_cards
 from farm.jobs.items import Claim, DeclineReason
 from farm.store import content, tables
@@ -27,7 +27,7 @@ def interruption(database, claimed):
     """Why a group has to end, and whether the attempt counts."""
     try:
         check_cards(database, claimed)
-    except Interrupted as error:
+    except GroupInterrupted as error:
         return error.args
     return "", False
 

@@ -15,7 +15,7 @@ from sqlalchemy import make_url, update
 
 from farm.errors import DatabaseUnreachable
 from farm.jobs import leases
-from farm.jobs.group_driver import Interrupted, check_cards
+from farm.jobs.group_driver import GroupInterrupted, check_cards
 from farm.jobs.outage import SteadyAnswers
 from farm.settings import settings
 from farm.store import tables
@@ -178,7 +178,7 @@ def test_a_group_does_not_end_for_a_card_that_had_no_time_for_a_heartbeat(any_da
     answers = SteadyAnswers(10.0)
     check_cards(any_database, claimed, answers)
     answers._since_s -= 3600
-    with pytest.raises(Interrupted, match="has ended"):
+    with pytest.raises(GroupInterrupted, match="has ended"):
         check_cards(any_database, claimed, answers)
 
 

@@ -11,7 +11,7 @@ from benchmarks.card_differences import DIFFERENCES, EQUAL, OPPOSITE, PLACES, si
 from farm.store import tables
 from farm.types.request import CARD_CHECK, Request, Sweep
 from farm.types.roofline import Roofline
-from farm.verdict.checked_cards import LONGEST_AGE_S, CheckedFigure, kind_of_work, levels_of
+from farm.verdict.checked_cards import LONGEST_AGE_S, CardFigure, kind_of_work, levels_of
 from farm.verdict.job_results import JobResults
 from tests.report import rows
 
@@ -66,13 +66,13 @@ def test_the_interval_holds_if_operators_of_a_kind_differ_more_than_repeated_rea
     assert half_width > 0.02
 
 
-def figures(ratios: Mapping[str, float], noise: float = 0.0) -> list[CheckedFigure]:
+def figures(ratios: Mapping[str, float], noise: float = 0.0) -> list[CardFigure]:
     """Three figures of memory on each card; every second value is larger by ``noise``."""
     made = []
     for number in range(FIGURES):
         for place, (card_id, ratio) in enumerate(ratios.items()):
             time = math.log(100 * ratio) + noise * ((number + place) % 2)
-            made.append(CheckedFigure((f"figure {number}",), "memory", card_id, time, None))
+            made.append(CardFigure((f"figure {number}",), "memory", card_id, time, None))
     return made
 
 

@@ -19,7 +19,7 @@ from farm.verdict.corrections import (
     ROUGH_POWER,
     WAITING,
     Builds,
-    Call,
+    MeasuredCall,
     cost_in_model,
     weights_in_cache,
 )
@@ -78,18 +78,18 @@ def test_rough_readings_share_an_error_of_the_energy():
 
 def test_each_build_of_an_operator_takes_another_time():
     tuple_reading = reading(details=details_with(context=CONTEXT))
-    call = Call.of(tuple_reading, [whole(0)], "conv", WAITING)
+    call = MeasuredCall.of(tuple_reading, [whole(0)], "conv", WAITING)
     cost = CallCost(tuple_reading.time_us, tuple_reading.energy_mj)
     assert Builds().applies(cost, call)
     corrected = Builds().correct(cost, call).settled()
     assert corrected.time_us.value == 100
     assert corrected.time_us.half_width == pytest.approx(math.hypot(1.0, BUILD_UNSURE_US * 10))
-    assert not Builds().applies(cost, Call.of(reading(), [whole(0)], "conv", WAITING))
+    assert not Builds().applies(cost, MeasuredCall.of(reading(), [whole(0)], "conv", WAITING))
 
 
 def applied(tuple_reading: ReadingView, wholes: list[ReadingView]) -> list[str]:
     """Return the names of the corrections that apply to the figures of the loop."""
-    call = Call.of(tuple_reading, wholes, "conv", WAITING)
+    call = MeasuredCall.of(tuple_reading, wholes, "conv", WAITING)
     cost = CallCost(tuple_reading.time_us, tuple_reading.energy_mj)
     return [type(one).__name__ for one in CORRECTIONS if one.applies(cost, call)]
 

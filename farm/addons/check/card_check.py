@@ -124,7 +124,7 @@ class CheckedFigure:
 
 
 @dataclass(frozen=True)
-class Conditions:
+class CheckConditions:
     """The state of the card during the check. None: the card has no such sensor.
 
     Attributes:
@@ -178,7 +178,7 @@ class CardCheck:
     checked_at_s: float
     ended_at_s: float
     figures: tuple[CheckedFigure, ...]
-    conditions: Conditions
+    conditions: CheckConditions
     limit: float | None
 
     @property
@@ -427,7 +427,7 @@ def _judged(comparison: FigureComparison, limit: float) -> FigureComparison:
 
 def _conditions(
     card: CardRow, readings: Sequence[ReadingRow], counters_before: ErrorCounters | None
-) -> Conditions:
+) -> CheckConditions:
     def values(name: str) -> list[float]:
         columns = [reading.model_dump(include={name})[name] for reading in readings]
         return [value for value in columns if value is not None]
@@ -441,7 +441,7 @@ def _conditions(
     increases = {}
     if counters is not None and counters_before is not None:
         increases = counters.increases(counters_before)
-    return Conditions(
+    return CheckConditions(
         idle_power_w=min(values("idle_power_w"), default=None),
         highest_power_w=max(values("power_w"), default=None),
         power_limit_w=card.fingerprint.get("power_limit_w"),

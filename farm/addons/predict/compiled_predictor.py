@@ -20,7 +20,7 @@ from sqlmodel import Session
 
 from farm.addons.predict.estimate import sum_of_costs
 from farm.addons.predict.families import model_family, operator_family
-from farm.addons.predict.generated_kernels import LearnedKernels, Work
+from farm.addons.predict.generated_kernels import KernelWork, LearnedKernels
 from farm.addons.predict.stored_predictor import (
     CallPrediction,
     PredictedCost,
@@ -212,7 +212,7 @@ class CompiledPredictor:
 
     def _kernel(self, entry: NeededTuple) -> CallPrediction:
         learned, card = self.learned, self.card
-        work = Work.of(entry.short_name, entry.bytes_moved, entry.spec)
+        work = KernelWork.of(entry.short_name, entry.bytes_moved, entry.spec)
         time_us = learned.time_us(card, work)
         energy_mj = None
         if learned.knows_power:

@@ -50,7 +50,7 @@ from farm.types.variant import Variant
 
 
 @dataclass(frozen=True)
-class Conditions(Record):
+class DatasetConditions(Record):
     """Properties that are equal for all readings of one predictor's training data."""
 
     card_model: str
@@ -80,7 +80,7 @@ class TrainingRow:
 @dataclass(frozen=True)
 class Dataset:
     card: CardRates
-    conditions: Conditions
+    conditions: DatasetConditions
     rows: tuple[TrainingRow, ...]
 
     def __len__(self) -> int:
@@ -181,19 +181,19 @@ def datasets(
     described_for: CardRates | None = None,
     only: Collection[str] | None = None,
 ) -> list[Dataset]:
-    """Return all usable readings of a card model (stored name): one data set by `Conditions`, the
-    largest first. ``described_for``: describe the calls for this card model instead; ``only``: ids
-    of tuples."""
+    """Return all usable readings of a card model (stored name): one data set by
+    `DatasetConditions`, the largest first. ``described_for``: describe the calls for this card
+    model instead; ``only``: ids of tuples."""
     card = described_for or stored_card_rates(session, model)
     protocols = {
         row.id: row.spec or {}
         for row in session.execute(sqlalchemy.select(PROTOCOL.id, PROTOCOL.spec))
     }
-    newest: dict[Conditions, dict[tuple[str, str], Any]] = defaultdict(dict)
+    newest: dict[DatasetConditions, dict[tuple[str, str], Any]] = defaultdict(dict)
 
     @functools.cache
-    def conditions_of(method: int, software_id: str, protocol_id: str) -> Conditions:
-        return Conditions(
+    def conditions_of(method: int, software_id: str, protocol_id: str) -> DatasetConditions:
+        return DatasetConditions(
             model,
             stored_software(session, software_id),
             method,
@@ -297,7 +297,7 @@ def cached_share(calls: Sequence[CallDescription], counts: Sequence[int], l2_byt
 
 
 def measured_models(
-    session: Session, card: CardRates, conditions: Conditions
+    session: Session, card: CardRates, conditions: DatasetConditions
 ) -> list[MeasuredModel]:
     """Return all variants captured for this kind of card, with the newest usable whole reading, if
     there is one.

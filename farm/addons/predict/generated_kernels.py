@@ -53,13 +53,13 @@ class KernelReading:
         calls: family of models -> its calls in one pass of the models of the family.
     """
 
-    work: Work
+    work: KernelWork
     cost: PassCost
     calls: Mapping[str, int]
 
 
 @dataclass(frozen=True)
-class Work:
+class KernelWork:
     """What decides the cost of a generated kernel.
 
     Attributes:
@@ -75,7 +75,7 @@ class Work:
     has_long_arithmetic: bool = False
 
     @classmethod
-    def of(cls, kind: str, bytes_moved: int, spec: Mapping[str, Any]) -> Work:
+    def of(cls, kind: str, bytes_moved: int, spec: Mapping[str, Any]) -> KernelWork:
         """The work of a kernel with this description."""
         parameters = spec["parameters"]
         in_place = set(parameters["writes"]) > set(parameters["outputs"])
@@ -136,7 +136,7 @@ def kernel_readings(session: Session, card_model: str) -> list[KernelReading]:
         energy_mj = energy_mj and energy_mj.times(time_us / row.time_us)
         readings.append(
             KernelReading(
-                Work.of(operator.short_name, operator.bytes_moved, operator.spec),
+                KernelWork.of(operator.short_name, operator.bytes_moved, operator.spec),
                 PassCost(Figure(time_us), energy_mj),
                 dict(calls[operator_id]),
             )
@@ -261,12 +261,12 @@ class LearnedKernels:
         """Whether the readings had a power, of small kernels and of large ones."""
         return math.isfinite(self.cache_power) and math.isfinite(self.memory_power)
 
-    def time_us(self, card: CardRates, work: Work) -> float:
+    def time_us(self, card: CardRates, work: KernelWork) -> float:
         """The time of one call within a model."""
         group = next(name for name in work.groups if name in self.factors)
         return self.factors[group] * work.traffic_us(card)
 
-    def power_w(self, card: CardRates, work: Work, time_us: float) -> float:
+    def power_w(self, card: CardRates, work: KernelWork, time_us: float) -> float:
         """The power during a call that takes ``time_us``."""
         cached = work.cached_share(card)
         of_bytes = cached * self.cache_power + (1 - cached) * self.memory_power

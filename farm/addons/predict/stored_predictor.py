@@ -28,7 +28,7 @@ import numpy.typing as npt
 from farm.addons.predict import call_features
 from farm.addons.predict.calibration import Calibration
 from farm.addons.predict.call_features import CallDescription, describe
-from farm.addons.predict.dataset import Conditions, Dataset, cached_share
+from farm.addons.predict.dataset import Dataset, DatasetConditions, cached_share
 from farm.addons.predict.predictors import FAR, CallCosts, FittedPredictor
 from farm.addons.predict.tile_roofline import CardRates
 from farm.errors import DamagedPackage, UsageError, writing_to
@@ -191,7 +191,7 @@ class StoredPredictor:
     fitted: FittedPredictor
     calibration: Calibration
     card: CardRates
-    conditions: Conditions
+    conditions: DatasetConditions
     key: str  # of the data set (`Dataset.key`)
     rows: int
     learned: npt.NDArray[np.uint64]  # 64-bit hashes of the ids of its training tuples
@@ -296,7 +296,7 @@ def folders() -> list[Path]:
     return [settings().state_dir / "predictors", PACKAGED]
 
 
-def file_name(conditions: Conditions) -> str:
+def file_name(conditions: DatasetConditions) -> str:
     """Return a file name: the card's model, the version of torch, and differences from the default
     protocol.
     """
@@ -392,7 +392,7 @@ def load(path: Path) -> StoredPredictor:
             FittedPredictor.from_arrays(description["fitted"], arrays),
             Calibration.from_json(description["calibration"]),
             CardRates(**description["card"]),
-            Conditions.from_json(description["circumstances"]),
+            DatasetConditions.from_json(description["circumstances"]),
             description["key"],
             description["rows"],
             arrays["learnt"],

@@ -81,7 +81,7 @@ class Points:
 
 
 @dataclass(frozen=True)
-class Kernel:
+class CovarianceKernel:
     """Standard deviations of the parts of log(target / source), and two length scales."""
 
     constant: float  # all calls
@@ -93,7 +93,7 @@ class Kernel:
     scale: float  # length scale of `smooth`
     family_scale: float
 
-    def times(self, factor: float) -> Kernel:
+    def times(self, factor: float) -> CovarianceKernel:
         """For cards that are less alike: all parts but those of one card and of noise are `factor`
         times as large.
         """
@@ -131,18 +131,20 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class Correction:
+class Posterior:
     """The posterior of a Gaussian process: what to add to a logarithm, and its standard
     deviation.
     """
 
-    kernel: Kernel
+    kernel: CovarianceKernel
     points: Points
     factor: Floats  # inverse of the lower Cholesky factor
     coefficients: Floats
 
     @classmethod
-    def fit(cls, kernel: Kernel, points: Points, values: Floats, deviations: Floats) -> Correction:
+    def fit(
+        cls, kernel: CovarianceKernel, points: Points, values: Floats, deviations: Floats
+    ) -> Posterior:
         """``deviations``: of each value, beside the noise of the kernel. Values that are NaN are
         left out.
         """
@@ -163,8 +165,8 @@ class Correction:
 
 #: Chosen by maximum likelihood and by leaving out a family, with readings of six families on an
 #: H200 and an H100.
-TIME = Kernel(0.02, 0.025, 0.08, 0.03, 0.02, 0.013, 1.1, 0.07)
-POWER = Kernel(0.03, 0.02, 0.05, 0.035, 0.03, 0.011, 1.0, 0.85)
+TIME = CovarianceKernel(0.02, 0.025, 0.08, 0.03, 0.02, 0.013, 1.1, 0.07)
+POWER = CovarianceKernel(0.03, 0.02, 0.05, 0.035, 0.03, 0.011, 1.0, 0.85)
 #: Rate of the last cache of an H200 or an H100 / the bandwidth of its memory.
 CACHE_RATE = constants("tile_roofline").l2_rate
 #: Largest logarithm of a ratio of properties between these two cards. Cards that differ more are
@@ -346,8 +348,8 @@ class TransferredPredictor(StoredPredictor):
     """Predicts a card model from another one, whose predictor is `fitted`."""
 
     source: SourceCosts
-    time: Correction
-    power: Correction
+    time: Posterior
+    power: Posterior
     families: frozenset[str]  # operator families with a reading of the target
     card_id: str  # predict for this card; "": any card of the model
     # source of the data sheet, if nothing is measured on the card model; else ""
@@ -386,8 +388,8 @@ class TransferredPredictor(StoredPredictor):
             rows=len(rows),
             learned=stored.learned,
             source=source,
-            time=Correction.fit(TIME.times(apart), points, log_times - priors, costs.time_spread),
-            power=Correction.fit(POWER.times(apart), points, log_powers, costs.power_spread),
+            time=Posterior.fit(TIME.times(apart), points, log_times - priors, costs.time_spread),
+            power=Posterior.fit(POWER.times(apart), points, log_powers, costs.power_spread),
             families=frozenset(call.operator_family for call in calls),
             card_id=card_id,
         )

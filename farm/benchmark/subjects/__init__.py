@@ -8,20 +8,20 @@ import torch
 
 from farm.benchmark.passes import Offload, Passes
 from farm.benchmark.subjects.base import SubjectKind
-from farm.benchmark.subjects.compiled_model import CompiledModel
-from farm.benchmark.subjects.compiled_tuple import CompiledTuple
-from farm.benchmark.subjects.model_variant import ModelVariant, WholeModel
-from farm.benchmark.subjects.operator_tuple import MeasuredTuple
-from farm.benchmark.subjects.slow_tuple import SlowTuple
-from farm.benchmark.subjects.training_step import TrainingStep
+from farm.benchmark.subjects.compiled_model import CompiledModelKind
+from farm.benchmark.subjects.compiled_tuple import CompiledTupleKind
+from farm.benchmark.subjects.model_variant import ModelVariantKind, WholeModelKind
+from farm.benchmark.subjects.operator_tuple import OperatorTupleKind
+from farm.benchmark.subjects.slow_tuple import SlowTupleKind
+from farm.benchmark.subjects.training_step import TrainingStepKind
 from farm.benchmark.workload import Workload, arrange, out_of_memory
 from farm.errors import TupleRejected, Unmeasurable
 from farm.types.protocol import Protocol
 from farm.types.subject import Subject
 from farm.types.variant import Variant
 
-TUPLE, COMPILED_TUPLE = MeasuredTuple(), CompiledTuple()
-MODEL, STEP, COMPILED = ModelVariant(), TrainingStep(), CompiledModel()
+TUPLE, COMPILED_TUPLE = OperatorTupleKind(), CompiledTupleKind()
+MODEL, STEP, COMPILED = ModelVariantKind(), TrainingStepKind(), CompiledModelKind()
 
 
 def kind_of_subject(
@@ -34,11 +34,11 @@ def kind_of_subject(
     if subject.compiled:
         return COMPILED_TUPLE
     if protocol.slow_tensors:
-        return SlowTuple(offload)
+        return SlowTupleKind(offload)
     return TUPLE
 
 
-def kind_of_variant(variant: Variant) -> WholeModel:
+def kind_of_variant(variant: Variant) -> WholeModelKind:
     """The kind of a whole model or step."""
     if variant.generates_kernels:  # also a compiled training step
         return COMPILED

@@ -15,7 +15,7 @@ from farm.benchmark.passes import (
     working_set,
     zero_out,
 )
-from farm.benchmark.subjects.model_variant import Observation, WholeModel, build_variant
+from farm.benchmark.subjects.model_variant import Observation, WholeModelKind, build_variant
 from farm.errors import CaptureError, Unmeasurable
 from farm.subjects import kernel as kernels
 from farm.types.details import Details
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from farm.operators.compiled import CompiledPass
 
 
-class CompiledModel(WholeModel):
+class CompiledModelKind(WholeModelKind):
     """The forward pass or the training step of a compiled model."""
 
     has_host_steps = False

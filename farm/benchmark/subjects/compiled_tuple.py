@@ -9,7 +9,7 @@ import torch
 from farm.benchmark.passes import Passes
 from farm.benchmark.subjects.compiled_model import compiled_pass_with
 from farm.benchmark.subjects.operator_tuple import (
-    MeasuredTuple,
+    OperatorTupleKind,
     passes_with_values,
     rebuilt_tuple,
 )
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from farm.operators.compiled import CompiledPass
 
 
-class CompiledTuple(MeasuredTuple):
+class CompiledTupleKind(OperatorTupleKind):
     """A tuple of a compiled model, on copies of the values in the running model."""
 
     def passes(self, subject: Subject, protocol: Protocol, device: torch.device) -> Passes:

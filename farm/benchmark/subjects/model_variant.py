@@ -52,7 +52,7 @@ class Observation(NamedTuple):
     run: ObservedRun
 
 
-class WholeModel(SubjectKind):
+class WholeModelKind(SubjectKind):
     """A whole model or step. Its windows are longer than those of tuples, because every sum is
     compared with this reading. A card verifies its calls (`farm.benchmark.verification`)."""
 
@@ -87,7 +87,7 @@ class WholeModel(SubjectKind):
         return {}
 
 
-class ModelVariant(WholeModel):
+class ModelVariantKind(WholeModelKind):
     """The forward pass of a model."""
 
     def passes(self, subject: Subject, protocol: Protocol, device: torch.device) -> Passes:

@@ -40,7 +40,7 @@ from farm.types.value_profiles import HeldFilling, fillings, held_fillings
 MOST_CALL_S = 300.0  # of one call; as the time limit of an item
 
 
-class MeasuredTuple(SubjectKind):
+class OperatorTupleKind(SubjectKind):
     """An operator tuple: hundreds belong to a model, so their windows are short."""
 
     def passes(self, subject: Subject, protocol: Protocol, device: torch.device) -> Passes:

@@ -10,7 +10,7 @@ from farm.benchmark.host_steps import HostSteps
 from farm.benchmark.passes import Offload, Passes
 from farm.benchmark.policies import POLICIES, WindowPolicy
 from farm.benchmark.subjects.operator_tuple import (
-    MeasuredTuple,
+    OperatorTupleKind,
     pass_of,
     rebuilt_tuple,
     set_values,
@@ -23,7 +23,7 @@ from farm.types.subject import Subject
 
 
 @dataclass(frozen=True)
-class SlowTuple(MeasuredTuple):
+class SlowTupleKind(OperatorTupleKind):
     """An operator tuple whose protocol has a placement.
 
     Attributes:

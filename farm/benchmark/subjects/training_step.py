@@ -16,7 +16,7 @@ from farm.benchmark.passes import (
     working_set,
     zero_out,
 )
-from farm.benchmark.subjects.model_variant import Observation, WholeModel
+from farm.benchmark.subjects.model_variant import Observation, WholeModelKind
 from farm.operators.captured import CapturedPass
 from farm.subjects.collective_calls import local_part
 from farm.subjects.encoding import tensors_in
@@ -27,7 +27,7 @@ from farm.types.tensor_kinds import bytes_of, is_plain
 from farm.types.variant import Variant
 
 
-class TrainingStep(WholeModel):
+class TrainingStepKind(WholeModelKind):
     """One training step of a model, from zero_grad to the optimizer's step. All passes use the same
     tensors."""
 

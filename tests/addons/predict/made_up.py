@@ -10,8 +10,8 @@ import numpy as np
 
 from farm.addons.predict.call_features import describe
 from farm.addons.predict.dataset import (
-    Conditions,
     Dataset,
+    DatasetConditions,
     MeasuredModel,
     TrainingRow,
     without_values,
@@ -31,7 +31,7 @@ MEDIANS = PredictorSpec("medians", fit_medians, fit_medians, in_model=fit_median
 PROCESS = PredictorSpec("process", fit_process, fit_process, in_model=fit_effects)
 _FIT_TREES = functools.partial(fit_trees, trees=60)
 TREES = PredictorSpec("trees", _FIT_TREES, _FIT_TREES, in_model=fit_effects)
-ABOUT = Conditions("NVIDIA H200", Software(torch="2.11.0+cu130", cuda="13.0"), 5, Protocol())
+ABOUT = DatasetConditions("NVIDIA H200", Software(torch="2.11.0+cu130", cuda="13.0"), 5, Protocol())
 
 
 @functools.cache

@@ -20,8 +20,8 @@ from farm.addons.predict.compiled_predictor import (
 )
 from farm.addons.predict.generated_kernels import (
     KernelReading,
+    KernelWork,
     LearnedKernels,
-    Work,
     kernel_readings,
     without_family,
 )
@@ -47,7 +47,7 @@ def cost_at(time_us: float, power_w: float) -> PassCost:
 
 
 def reading(number: int, family: str, factor: float, kind: str = "pointwise") -> KernelReading:
-    work = Work(kind, (number + 1) * 8 * MIB)
+    work = KernelWork(kind, (number + 1) * 8 * MIB)
     cost = cost_at(factor * work.traffic_us(H200), 400.0)
     return KernelReading(work, cost, {family: 2})
 
@@ -65,7 +65,7 @@ def test_each_kind_has_the_median_factor_over_the_time_of_its_traffic() -> None:
     assert learned is not None
     assert learned.factors["pointwise"] == pytest.approx(1.2)
     assert learned.factors["reduction"] == pytest.approx(2.4)
-    work = Work("pointwise", 8 * MIB)
+    work = KernelWork("pointwise", 8 * MIB)
     assert learned.time_us(H200, work) == pytest.approx(1.2 * work.traffic_us(H200))
     assert set(learned.families) == {"gpt", "vit", "vgg", "opt", "t5"}
 
@@ -91,12 +91,12 @@ def test_the_intervals_are_the_errors_of_families_that_were_left_out() -> None:
 
 def test_a_kernel_in_place_reads_from_memory_and_long_arithmetic_is_a_group_of_its_own() -> None:
     parameters = {"fused": "gelu_view", "writes": [0], "outputs": []}
-    work = Work.of("pointwise", 8 * MIB, {"parameters": parameters})
+    work = KernelWork.of("pointwise", 8 * MIB, {"parameters": parameters})
     assert (work.in_place, work.has_long_arithmetic) == (True, True)
     assert work.groups == ("pointwise with long arithmetic", "pointwise", "")
-    copying = Work.of("pointwise", 8 * MIB, {"parameters": {**parameters, "outputs": [0]}})
+    copying = KernelWork.of("pointwise", 8 * MIB, {"parameters": {**parameters, "outputs": [0]}})
     assert copying.traffic_us(H200) < work.traffic_us(H200)
-    assert Work("pointwise", 8 * MIB).groups == ("pointwise", "")
+    assert KernelWork("pointwise", 8 * MIB).groups == ("pointwise", "")
     learned = LearnedKernels.of(readings(), H200)
     # No reading has long arithmetic, so the kind counts.
     assert learned.time_us(H200, work) == pytest.approx(1.2 * work.traffic_us(H200))
