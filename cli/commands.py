@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from farm.extensions import add_ons
+from farm.extensions import add_ons, unnamed_distributions
 from farm.types.add_on import Command
 
 #: Group of the help -> command -> its place in `cli` and an example, or the name of its add-on. The
@@ -70,3 +70,14 @@ def missing_add_on(name: str) -> str:
         f"It belongs to the add-on '{_OF_ADD_ONS[name]}', which is not installed. Install the farm "
         "again with all its files: `pip install operator-farm`, or `make` in a clone."
     )
+
+
+def step_about_unnamed_add_ons() -> str:
+    """Return the next step for a command of an add-on that the settings do not name; "" if they
+    name all that are installed.
+    """
+    unnamed = unnamed_distributions()
+    if not unnamed:
+        return ""
+    names = ", ".join(unnamed)
+    return f"If it is a command of an installed add-on, name the add-on in FARM_ADDONS: {names}."

@@ -22,11 +22,17 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from cli.commands import all_commands, command_named, missing_add_on, with_joined_name
-from cli.options import flat, with_compile_mode
+from cli.commands import (
+    all_commands,
+    command_named,
+    missing_add_on,
+    step_about_unnamed_add_ons,
+    with_joined_name,
+)
+from cli.options import flat, step_after_compile, with_compile_mode
 from cli.output import Left, complain, noted, say, set_quiet
 from cli.streams import discard_stdout, keep_results_apart, stdout_is_writable
-from farm.errors import FarmError, Unwritable, did_you_mean, error_text
+from farm.errors import FarmError, UnknownModel, Unwritable, did_you_mean, error_text
 from farm.errors.safe_text import without_secrets
 from farm.extensions import at
 from farm.types.add_on import Command
@@ -36,6 +42,7 @@ from farm.types.release import __version__
 INTERRUPTED = 130
 MOST_CHARACTERS = 200  # of the name of a file in a message
 HELP_OPTIONS = ("-h", "--help")
+_WORDS = "farm.words"  # the key of the words of the command line in the context of Typer
 _SERVERS = ("worker", "flower")  # they run until they are stopped
 
 
@@ -108,10 +115,13 @@ class FarmGroup(TyperGroup):
     def make_context(
         self, info_name: str | None, args: list[str], *more: Any, **options: Any
     ) -> Any:
+        words = tuple(args)
         if not args or not set(HELP_OPTIONS).isdisjoint(args):
             load_help()
         with reported_errors():  # the options of `farm` itself are parsed here
-            return super().make_context(info_name, with_compile_mode(args), *more, **options)
+            context = super().make_context(info_name, with_compile_mode(args), *more, **options)
+        context.meta[_WORDS] = words
+        return context
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         return super().resolve_command(ctx, with_joined_name(args))
@@ -133,6 +143,9 @@ def reported_errors(ctx: Any = None) -> Iterator[None]:
 
     try:
         yield
+    except UnknownModel as error:
+        step = _with_step_after_compile(error.next_step, error.message, ctx)
+        raise failure(error.message, step, error.exit_code) from error
     except FarmError as error:
         raise failure(error.message, error.next_step, error.exit_code) from error
     except Left as leaving:
@@ -231,15 +244,23 @@ def _usage_error(error: Any, outer: Any = None) -> tuple[str, str]:
         return f"{error.option_name} needs a value.", step
     if context and (unknown := re.match(r"No such command '(.*?)'", error.message)):
         name = unknown[1]
-        step = missing_add_on(name) if verb == "farm" else ""
-        step = step or did_you_mean(name, context.command.commands)
+        near = did_you_mean(name, context.command.commands)
+        step = missing_add_on(name) if verb == "farm" else near
+        step = step or " ".join(filter(None, (near, step_about_unnamed_add_ons())))
         return (
             f"There is no command '{verb} {name}'.",
             step or f"`{verb} -h` lists the commands.",
         )
     if surplus := re.match(r"Got unexpected extra argument\S* \((.*)\)", error.message):
-        return f"`{verb}` does not take the argument '{surplus[1]}'.", step
+        message = f"`{verb}` does not take the argument '{surplus[1]}'."
+        return message, _with_step_after_compile(step, message, outer)
     return f"{error.format_message().strip().splitlines()[0].rstrip('.')}.", step
+
+
+def _with_step_after_compile(step: str, message: str, ctx: Any) -> str:
+    """The next step of a message about an argument, and that of a wrong mode of `--compile`."""
+    words = ctx.meta[_WORDS] if ctx is not None else ()
+    return " ".join(filter(None, (step, step_after_compile(words, message))))
 
 
 def _name(parameter: Any) -> str:

@@ -405,6 +405,18 @@ def with_compile_mode(words: list[str]) -> list[str]:
     return completed
 
 
+def step_after_compile(words: Sequence[str], message: str) -> str:
+    """The next step if a message rejects the word that follows `--compile`, which may be meant as a
+    mode; else "". ``words``: of the command line."""
+    from farm.types.variant import COMPILE_MODES
+
+    for word, following in itertools.pairwise(words):
+        if word == "--compile" and f"'{following}'" in message:
+            modes = " and ".join(filter(None, COMPILE_MODES))
+            return f"If '{following}' should be a mode: the modes of --compile are {modes}."
+    return ""
+
+
 def sizes(flag: str, text: str | None) -> list[int | None]:
     """Parse sizes: `32`, `1,8,32`, or `1..256` (1, 2, 4, ... 256); without a text, the usual size
     (None). Raises `UsageError` for any other text."""

@@ -74,6 +74,17 @@ def _other_distributions() -> list[str]:
     return settings().addons.replace(",", " ").split()
 
 
+def unnamed_distributions() -> list[str]:
+    """The installed distributions with add-ons that the setting ``addons`` does not name. Nothing
+    of them is imported."""
+    from importlib import metadata
+
+    offered = metadata.entry_points(group=GROUP)
+    installed = {entry.dist.name for entry in offered if entry.dist is not None}
+    named = {metadata.distribution(name).name for name in _other_distributions()}
+    return sorted(installed - named - {DISTRIBUTION})
+
+
 def _add_ons_of(distribution: str) -> list[AddOn]:
     next_step = "Install it, or correct the setting 'addons' (FARM_ADDONS)."
     entries = list(_entry_points(distribution))

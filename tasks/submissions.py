@@ -304,7 +304,8 @@ def submit(
             progress(f"Publishing {plan.title}", 0, 0)
             queues.publish_round(database, plan.job_id, round_to_publish)
     except KeyboardInterrupt:
-        jobs.cancel(database, plan.job_id)  # nothing is published yet
+        # Of a sweep, items may be published: they end as cancelled, or with a reading that is kept.
+        jobs.cancel(database, plan.job_id)
         raise
     return plan
 

@@ -65,10 +65,17 @@ def test_another_distribution_is_loaded_only_if_the_host_names_it(
     other_distribution, fresh, monkeypatch, farm
 ):
     assert "carbon" not in add_ons()
-    assert "There is no command 'farm carbon'" in farm("carbon", "job1").stderr
+    unknown = farm("carbon", "job1").stderr.replace("\n  ", " ")
+    assert "There is no command 'farm carbon'" in unknown
+    assert "name the add-on in FARM_ADDONS: farm-carbon" in unknown
+    assert "carbon_of_a_test" not in sys.modules
+    misspelt = farm("reprot").stderr
+    assert "Did you mean report" in misspelt
+    assert "FARM_ADDONS" in misspelt
     monkeypatch.setenv("FARM_ADDONS", "farm-carbon")
     fresh()
     assert list(add_ons())[-1] == "carbon"
+    assert "farm-carbon" not in extensions.unnamed_distributions()
     assert farm("carbon", "job1").stdout == "job1: 1 g\n"
     assert "Show the carbon of a job." in farm("--help").stdout
 

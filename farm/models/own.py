@@ -118,6 +118,14 @@ def _register_function(module: str, function: str, folder: str) -> str:
             f"'{target}' is no location of a function; the form must be 'module:function'.",
             "Write my_models.py:net. The function takes no argument and returns the module.",
         )
+    if os.pathsep in folder:
+        if importlib.util.find_spec(module.partition(".")[0]) is None:
+            raise UsageError(
+                f"Modules in the folder '{folder}' cannot be imported: '{os.pathsep}' separates "
+                "the folders of Python's search path.",
+                f"Rename the folder, or move the module to a folder without '{os.pathsep}'.",
+            )
+        folder = ""  # the module is installed
     user_models.add(target, target, folder)
     user_modules().make_importable(module)
     return target

@@ -398,10 +398,10 @@ def _verdict(results: JobResults, row: tables.VerdictRow | None) -> tuple[Verdic
     states = _number_by(results, lambda tally: tally.state)
     if results.job.state == JobState.CANCELLED:
         begun = states[ItemState.DONE] + states[ItemState.FAILED]
-        reason = (
-            f"Cancelled after {begun} of {states.total()} items. Run the same command again to "
-            "continue the job."
-        )
+        step = "Run the same command again to continue the job."
+        if not results.job.farm:
+            step = f"`farm resume --failed {results.job.id}` continues the job."
+        reason = f"Cancelled after {begun} of {states.total()} items. {step}"
         verdict = verdict.withheld(reason)
     return verdict, True
 

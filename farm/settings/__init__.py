@@ -67,6 +67,17 @@ def _lock_dir() -> Path:
     return (temporary if temporary.is_dir() else Path(tempfile.gettempdir())) / "farm-card-locks"
 
 
+def _with_home(path: str) -> str:
+    """Replace ``~`` or ``~user`` at the start of a path, as the shell does: in a setting, no shell
+    has done it. Raises ValueError if the user has no home folder."""
+    if not path.startswith("~"):
+        return path
+    try:
+        return str(Path(path).expanduser())
+    except RuntimeError:
+        raise ValueError(f"there is no home folder for '{path}'") from None
+
+
 class Settings(BaseSettings):
     """The settings (docs/settings.md). Environment variables override the file named by
     ``FARM_CONFIG``.
@@ -146,6 +157,27 @@ class Settings(BaseSettings):
         is not set: an empty folder would be the current one.
         """
         return {name: value for name, value in values.items() if value or name not in _NEVER_EMPTY}
+
+    @field_validator("state_dir", "compiler_cache_dir", "lock_dir")
+    @classmethod
+    def _check_home_of_folder(cls, path: Path) -> Path:
+        return Path(_with_home(str(path)))
+
+    @field_validator("models", "weights", "libraries")
+    @classmethod
+    def _check_home_of_each(cls, paths: dict[str, str]) -> dict[str, str]:
+        return {name: _with_home(path) for name, path in paths.items()}
+
+    @field_validator("models_path")
+    @classmethod
+    def _check_home_of_path(cls, paths: str) -> str:
+        return os.pathsep.join(map(_with_home, paths.split(os.pathsep)))
+
+    @field_validator("database_url")
+    @classmethod
+    def _check_home_of_database(cls, url: str) -> str:
+        scheme, separator, path = url.partition(":///")
+        return scheme + separator + _with_home(path)
 
     @field_validator("state_dir", "compiler_cache_dir", "lock_dir")
     @classmethod

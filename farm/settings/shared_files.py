@@ -35,6 +35,8 @@ from typing import IO
 PRIVATE, SHARED = 0o700, 0o1777
 #: Most entries of a folder that are listed: another user may have created any number.
 MOST_ENTRIES = 100_000
+#: Of a name, in the name of its unfinished file: both fit into the 255 bytes of a name.
+MOST_START_BYTES = 100
 _MOST_LINKS = 40  # as in the kernel
 _MOST_TRIES = 10
 _OWNED = "owned"  # the locked file in a `TemporaryFolder`
@@ -154,7 +156,8 @@ class Folder:
     def replacing(self, name: str, mode: int | None = 0o600) -> Iterator[IO[bytes]]:
         """A context with a new file, which gets the name at the end of the block. If the block or
         the disk fails, nothing changes. ``mode``: see `create`."""
-        unfinished = f".{name[:100]}.{secrets.token_hex(4)}.part"
+        start = os.fsdecode(os.fsencode(name)[:MOST_START_BYTES])
+        unfinished = f".{start}.{secrets.token_hex(4)}.part"
         file = os.fdopen(self.create(unfinished, mode), "wb")
         try:
             with file:

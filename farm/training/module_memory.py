@@ -19,6 +19,7 @@ from farm.operators.fake_pass import STANDS_FOR_A_CARD, FakeTensors, fake_pass
 from farm.training.capture import capture_step
 from farm.training.card_functions import as_on_card
 from farm.training.step import AUTOCAST_DTYPES, ForwardPass, Loss, TrainingStep, loss_of
+from farm.types.variant import ALGORITHMS
 
 
 def pass_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CapturedPass:
@@ -53,7 +54,10 @@ def step_of(
         loss: makes a scalar of the module's output. Default: the loss that the module returns,
             cross-entropy for an output of two dimensions, else the mean of the squares of its
             outputs.
+
+    Raises as `pass_of`, and `UsageError` if the optimizer is unknown.
     """
+    check_optimizer(optimizer)
 
     def captured(fakes: FakeTensors, fake_args: Any, fake_kwargs: Any) -> CapturedPass:
         def made_loss(output: Any) -> Loss:
@@ -78,6 +82,14 @@ def autocast_dtype(name: str) -> torch.dtype | None:
     if name not in AUTOCAST_DTYPES:
         raise UsageError(f"There is no autocast to '{name}'.", "Give bfloat16 or float16.")
     return AUTOCAST_DTYPES[name]
+
+
+def check_optimizer(name: str) -> None:
+    """Raise `UsageError` if `step_of` has no such optimizer."""
+    if name not in ALGORITHMS:
+        raise UsageError(
+            f"There is no optimizer '{name}'.", f"Give one of {', '.join(ALGORITHMS)}."
+        )
 
 
 def with_batch(values: Any, batch: int) -> Any:

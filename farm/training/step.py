@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from farm.errors import UnsupportedModel, UsageError
 from farm.subjects.encoding import fields_of, tensors_in
+from farm.types.variant import OPTIMIZERS
 
 #: `Variant.amp` -> the dtype of autocast; None: no autocast.
 AUTOCAST_DTYPES: dict[str, torch.dtype | None] = {
@@ -75,7 +76,7 @@ class TrainingStep:
             capturable: the optimizer keeps its step count on the card, for a CUDA graph.
 
         Raises:
-            UsageError: the model has no parameters to train.
+            UsageError: the optimizer is unknown, or the model has no parameters to train.
         """
         self.model, self.inputs, self.accumulate, self.amp = model, inputs, accumulate, amp
         # runs the forward pass: the model, or the compiled model
@@ -159,6 +160,10 @@ class ForwardPass:
 
 
 def _optimizer(name: str, model: nn.Module, capturable: bool) -> torch.optim.Optimizer:
+    if name not in OPTIMIZERS:
+        raise UsageError(
+            f"There is no optimizer '{name}'.", f"Give one of {', '.join(OPTIMIZERS)}."
+        )
     algorithm, _, implementation = name.partition("-")
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:

@@ -11,11 +11,12 @@ from farm.errors import UsageError
 from farm.types.collective import MOST_CARDS
 from farm.types.fields import LARGEST_NUMBER, ContentAddressed, declared, original
 
-_ALGORITHMS = ("sgd", "adam", "adamw")
+#: The algorithms of the optimizers.
+ALGORITHMS = ("sgd", "adam", "adamw")
 #: The optimizers of a training step. SGD has momentum. Without a suffix, PyTorch chooses the
 #: implementation.
 OPTIMIZERS = tuple(
-    map("".join, itertools.product(_ALGORITHMS, ("", "-foreach", "-fused", "-compiled")))
+    map("".join, itertools.product(ALGORITHMS, ("", "-foreach", "-fused", "-compiled")))
 )
 #: The modes of torch.compile. `max-autotune` is measured without the compiler's own CUDA graphs:
 #: the farm records one.

@@ -314,6 +314,21 @@ def test_a_wrong_location_is_refused(here):
             own.register(location)
 
 
+def test_a_folder_that_no_search_path_can_have_is_refused(here, monkeypatch):
+    folder = here / "a:b"
+    folder.mkdir()
+    (folder / "in_colon.py").write_text(NET)
+    with pytest.raises(UsageError, match="a:b' cannot be imported") as caught:
+        own.register("a:b/in_colon.py:net")
+    assert "without ':'" in caught.value.next_step
+    monkeypatch.chdir(folder)
+    for location in ("in_colon.py:net", "in_colon:net"):
+        with pytest.raises(UsageError, match="a:b' cannot be imported"):
+            own.register(location)
+    assert own.register("torch.nn:Identity") == "torch.nn:Identity"
+    assert str(folder) not in environment_of_children()["FARM_MODELS_PATH"]
+
+
 def test_a_library_without_its_compiled_operators_is_named(here):
     (here / "detects.py").write_text(
         "import torch\n"

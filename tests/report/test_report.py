@@ -185,6 +185,11 @@ def test_a_cancelled_job_has_no_verdict_in_its_report_and_in_the_list(database):
     assert found.verdict.missed
     (reason,) = found.verdict.reasons
     assert "Cancelled after 5 of 7 items" in reason
+    assert "`farm resume --failed job1` continues" in reason
+    with database.write() as session:
+        session.get_one(tables.Job, "job1").farm = "embedded"
+    (reason,) = built(database, "job1").verdict.reasons
+    assert "Run the same command again" in reason
     with database.read() as session:
         (row,) = listing.jobs(session, 5)
     assert (row["outcome"], row["accuracy_time"], row["coverage"]) == ("none", None, None)

@@ -45,6 +45,15 @@ def umask(request):
     os.umask(before)
 
 
+@pytest.mark.parametrize("name", ["x" * 251 + ".csv", "結" * 80 + ".csv", "é" * 125 + ".json"])
+def test_a_file_may_have_every_name_that_the_file_system_accepts(shared: Path, name: str) -> None:
+    with open_folder(shared) as folder:
+        folder.write(name, b"text")
+    with replacing_file(shared / name) as file:
+        file.write(b"more")
+    assert [entry.name for entry in shared.iterdir()] == [name]
+
+
 @pytest.mark.parametrize("mode", [PRIVATE, SHARED])
 def test_a_new_folder_has_its_mode_whatever_the_umask(shared: Path, umask: None, mode: int) -> None:
     with open_folder(shared / "parent" / "new", create=mode) as folder:

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 import redis
-from sqlmodel import select
+from sqlmodel import col, select
 
 from farm.errors import BrokerUnreachable
 from farm.jobs import cards, items, leases
@@ -39,6 +39,30 @@ def test_ctrl_c_while_a_job_is_published_leaves_none_open(database, monkeypatch)
     with database.read() as session:
         assert [job.state for job in session.exec(select(Job))] == ["cancelled"]
         assert [item.state for item in session.exec(select(Item))] == ["cancelled"]
+
+
+def test_ctrl_c_after_a_part_of_a_sweep_is_published_cancels_its_items(database, monkeypatch):
+    """The items are cancelled as well, so a worker that gets their messages begins none."""
+    published = []
+
+    def interrupted_later(database, job_id, number):
+        if published:
+            raise KeyboardInterrupt
+        with database.read() as session:
+            published.extend(session.exec(select(Item.id)))
+
+    monkeypatch.setattr(queues, "publish_round", interrupted_later)
+    request = Request(
+        sweep=Sweep("Linear", {"in_features": (16,), "out_features": (16, 32)}, "a test"),
+        protocol=Protocol(launch="eager"),
+        stopping=Stopping(),
+    )
+    with pytest.raises(KeyboardInterrupt):
+        submissions.submit(database, ResolvedRequest.of(request, register(database, 0)))
+    assert published
+    with database.read() as session:
+        states = session.exec(select(Item.state).where(col(Item.id).in_(published))).all()
+    assert set(states) == {"cancelled"}
 
 
 @pytest.fixture

@@ -120,9 +120,17 @@ def fits(
         RTX 4090, 24 GB of memory
         inference with batch 4: fits; peak 4.1 kB of tensors, at most 770 MB with workspaces and ...
     """
-    from farm.training.module_memory import autocast_dtype, batch_of, pass_of, step_of, with_batch
+    from farm.training.module_memory import (
+        autocast_dtype,
+        batch_of,
+        check_optimizer,
+        pass_of,
+        step_of,
+        with_batch,
+    )
 
     dtype = autocast_dtype(amp)
+    check_optimizer(optimizer)
     model, size_bytes = _card_and_bytes(card, database)
     args, kwargs = positional(inputs)
 

@@ -134,6 +134,10 @@ def test_what_cannot_be_answered_is_refused():
         farm.fits(module, image, card="RTX 9999")
     with pytest.raises(UsageError, match="autocast"):
         farm.fits(module, image, card="A10", amp="int8")
+    for optimizer in ("lamb", "rmsprop", "SGD", "adam-fused", "adamw-compiled", ""):
+        with pytest.raises(UsageError, match=f"no optimizer '{optimizer}'") as caught:
+            farm.fits(module, image, card="A10", optimizer=optimizer)
+        assert caught.value.next_step == "Give one of sgd, adam, adamw."
     with pytest.raises(CaptureError):
         farm.fits(module, torch.randn(2, 4, 8, 8), card="A10")
 
