@@ -1,5 +1,6 @@
 """Every command, option, setting and key for users is documented."""
 
+import ast
 import inspect
 import itertools
 import re
@@ -27,7 +28,16 @@ from tests import slow
 from tests.test_imports import ORDER
 
 DOCS = Path(__file__).parent.parent / "docs"
-README = DOCS.parent / "README.md"
+ROOT = DOCS.parent
+README = ROOT / "README.md"
+PACKAGES = ["cli", "tasks", *(f"farm/{room}" for room in ORDER)]
+PACKAGES += [f"farm/addons/{name}" for name in ("check", "memory", "pages", "predict")]
+#: Those that consist of modules. `farm/errors` and `farm/settings` are one file each, with data.
+ROOMS = [
+    room
+    for room in PACKAGES
+    if (ROOT / room).is_dir() and room not in ("farm/errors", "farm/settings")
+]
 
 
 def commands(group, path="farm"):
@@ -378,6 +388,23 @@ def _modules(room: Path) -> str:
             f"{folder.name}/" for folder in room.iterdir() if (folder / "__init__.py").exists()
         ]
     return ", ".join(f"`{name}`" for name in sorted(names))
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_says_in_which_order_to_read_it(room):
+    """The names in backticks are modules of the room, or of another room with their full name."""
+    text = ast.get_docstring(ast.parse((ROOT / room / "__init__.py").read_text()))
+    assert text, f"{room}/__init__.py has no docstring"
+    names = re.findall(r"`([a-z][\w/]*)`", text)
+    full_names = re.findall(r"`((?:farm|tasks|cli)(?:\.[a-z]\w*)+)`", text)
+    modules = [f"{room}/{name.rstrip('/')}" for name in names]
+    modules += [name.replace(".", "/") for name in full_names]
+    missing = [name for name in modules if not _is_module(ROOT / name)]
+    assert not missing
+
+
+def _is_module(path: Path) -> bool:
+    return path.is_dir() or path.with_suffix(".py").is_file()
 
 
 def test_the_parser_accepts_the_example_of_every_command():
