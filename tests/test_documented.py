@@ -381,6 +381,30 @@ def test_the_architecture_page_lists_the_modules_of_every_room(request):
     assert rows == [list(row) for row in current], "run with --regenerate-golden"
 
 
+def test_the_functions_and_classes_of_the_way_of_a_command_exist():
+    page = (DOCS / "architecture.md").read_text()
+    way = page.partition("## What `farm run resnet18` does")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\|[^|]*\| `([\w/]+\.py)` \| `([\w.]+)` \|", way, re.MULTILINE)
+    assert len(rows) == way.count("\n| ") - 2  # without the heading
+    missing = [name for path, name in rows if name not in _functions(ROOT / path)]
+    files = [path for room in ("cli", "farm", "tasks") for path in (ROOT / room).rglob("*.py")]
+    lines = "\n".join(path.read_text() for path in files)
+    classes = re.findall(r"^class (\w+)", lines, re.MULTILINE)
+    assert not [*missing, *set(re.findall(r"`([A-Z]\w+)`", way)).difference(classes)]
+
+
+def _functions(path: Path) -> set[str]:
+    """The functions of a file, and the methods of its classes as 'Class.method'."""
+    names = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ClassDef):
+            methods = [entry for entry in node.body if isinstance(entry, ast.FunctionDef)]
+            names.update(f"{node.name}.{method.name}" for method in methods)
+        elif isinstance(node, ast.FunctionDef):
+            names.add(node.name)
+    return names
+
+
 def _modules(room: Path) -> str:
     names = [file.stem for file in room.glob("*.py") if not file.stem.startswith("__")]
     if room.name != "farm":
