@@ -203,7 +203,7 @@ class Amqp(AMQP):  # type: ignore[misc]
     Connection = Connection
 
 
-class Channel(transport.Channel):
+class FilteringChannel(transport.Channel):
     def _put(self, queue: str, message: Any, **options: Any) -> None:
         if not (message.get("headers") or {}).get(FRONT):
             super()._put(queue, message, **options)
@@ -226,12 +226,12 @@ class Channel(transport.Channel):
             return None
 
 
-class Transport(transport.Transport):
+class FilteringTransport(transport.Transport):
     """The farm's transport with a check of every message to a worker. Events and answers are not
     checked.
     """
 
-    Channel = Channel
+    Channel = FilteringChannel
 
     def _deliver(self, message: Any, queue: str) -> None:
         if reason := refusal(message, queue):
@@ -256,6 +256,6 @@ class Transport(transport.Transport):
 
 
 def install() -> None:
-    """Make `Transport` the transport of every Redis connection in this process."""
+    """Make `FilteringTransport` the transport of every Redis connection in this process."""
     for scheme in ("redis", "rediss"):
-        kombu.transport.TRANSPORT_ALIASES[scheme] = "tasks.message_filter:Transport"
+        kombu.transport.TRANSPORT_ALIASES[scheme] = "tasks.message_filter:FilteringTransport"

@@ -1,5 +1,6 @@
 """Every command, option, setting and key for users is documented."""
 
+import ast
 import inspect
 import itertools
 import re
@@ -27,7 +28,16 @@ from tests import slow
 from tests.test_imports import ORDER
 
 DOCS = Path(__file__).parent.parent / "docs"
-README = DOCS.parent / "README.md"
+ROOT = DOCS.parent
+README = ROOT / "README.md"
+PACKAGES = ["cli", "tasks", *(f"farm/{room}" for room in ORDER)]
+PACKAGES += [f"farm/addons/{name}" for name in ("check", "memory", "pages", "predict")]
+#: Those that consist of modules. `farm/errors` and `farm/settings` are one file each, with data.
+ROOMS = [
+    room
+    for room in PACKAGES
+    if (ROOT / room).is_dir() and room not in ("farm/errors", "farm/settings")
+]
 
 
 def commands(group, path="farm"):
@@ -371,6 +381,30 @@ def test_the_architecture_page_lists_the_modules_of_every_room(request):
     assert rows == [list(row) for row in current], "run with --regenerate-golden"
 
 
+def test_the_functions_and_classes_of_the_way_of_a_command_exist():
+    page = (DOCS / "architecture.md").read_text()
+    way = page.partition("## What `farm run resnet18` does")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\|[^|]*\| `([\w/]+\.py)` \| `([\w.]+)` \|", way, re.MULTILINE)
+    assert len(rows) == way.count("\n| ") - 2  # without the heading
+    missing = [name for path, name in rows if name not in _functions(ROOT / path)]
+    files = [path for room in ("cli", "farm", "tasks") for path in (ROOT / room).rglob("*.py")]
+    lines = "\n".join(path.read_text() for path in files)
+    classes = re.findall(r"^class (\w+)", lines, re.MULTILINE)
+    assert not [*missing, *set(re.findall(r"`([A-Z]\w+)`", way)).difference(classes)]
+
+
+def _functions(path: Path) -> set[str]:
+    """The functions of a file, and the methods of its classes as 'Class.method'."""
+    names = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ClassDef):
+            methods = [entry for entry in node.body if isinstance(entry, ast.FunctionDef)]
+            names.update(f"{node.name}.{method.name}" for method in methods)
+        elif isinstance(node, ast.FunctionDef):
+            names.add(node.name)
+    return names
+
+
 def _modules(room: Path) -> str:
     names = [file.stem for file in room.glob("*.py") if not file.stem.startswith("__")]
     if room.name != "farm":
@@ -378,6 +412,23 @@ def _modules(room: Path) -> str:
             f"{folder.name}/" for folder in room.iterdir() if (folder / "__init__.py").exists()
         ]
     return ", ".join(f"`{name}`" for name in sorted(names))
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_says_in_which_order_to_read_it(room):
+    """The names in backticks are modules of the room, or of another room with their full name."""
+    text = ast.get_docstring(ast.parse((ROOT / room / "__init__.py").read_text()))
+    assert text, f"{room}/__init__.py has no docstring"
+    names = re.findall(r"`([a-z][\w/]*)`", text)
+    full_names = re.findall(r"`((?:farm|tasks|cli)(?:\.[a-z]\w*)+)`", text)
+    modules = [f"{room}/{name.rstrip('/')}" for name in names]
+    modules += [name.replace(".", "/") for name in full_names]
+    missing = [name for name in modules if not _is_module(ROOT / name)]
+    assert not missing
+
+
+def _is_module(path: Path) -> bool:
+    return path.is_dir() or path.with_suffix(".py").is_file()
 
 
 def test_the_parser_accepts_the_example_of_every_command():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -130,3 +130,13 @@ def test_a_file_has_no_more_exceptions_than_are_listed(package, stored):
 def test_the_list_names_no_file_that_is_gone(stored):
     present = {name_of(path) for path in files()}
     assert set(stored) <= present
+
+
+def test_a_name_stands_for_one_class():
+    """Who searches for a class of another file finds one. Private classes (`_Point`) are of one file."""
+    files_of_class = defaultdict(list)
+    for path in files():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                files_of_class[node.name].append(name_of(path))
+    assert not {name: paths for name, paths in files_of_class.items() if len(paths) > 1}

@@ -129,6 +129,8 @@ class Recorder:
         )
         self.around = around or (lambda number: contextlib.nullcontext())
         self.path = ""  # path of the module that runs
+        # path of the module that raised the error that is not caught yet
+        self.raised_at: str | None = None
         self.paths = {id(module): name for name, module in model.named_modules()}
         self.unseen = Unseen()
         self.tuples: dict[str, OperatorTuple] = {}
@@ -142,6 +144,22 @@ class Recorder:
         self.settings = torch_settings.expected_from(torch_settings.unseen())
         self._specs: dict[tuple[str, tuple[Layout, ...]], OperatorTuple] = {}
         self._knows = fakes.knows if fakes else lambda tensor: True
+
+    @contextlib.contextmanager
+    def within(self, module: nn.Module) -> Iterator[None]:
+        """While active, `path` is that of ``module``, or that of its caller if the model does not
+        have this module. The model may catch an error of the block and go on."""
+        outer, self.path = self.path, self.paths.get(id(module), self.path)
+        self.raised_at = None
+        try:
+            yield
+            self.raised_at = None
+        except BaseException:
+            if self.raised_at is None:
+                self.raised_at = self.path
+            raise
+        finally:
+            self.path = outer
 
     def views_special(self, func: Any, tree: Any) -> bool:
         """True if an aten operator only makes a view of a special tensor in ``tree``, its arguments
@@ -631,7 +649,7 @@ def _captured(
     except CaptureError:
         raise
     except (Exception, SystemExit) as error:
-        where = f" at '{recorder.path}'" if recorder.path else ""
+        where = f" at '{recorder.raised_at}'" if recorder.raised_at else ""
         raise CaptureError(
             f"The model raised{where}: {told(error)}",
             "Check that the model runs on this input. Shapes that depend on values cannot be "
@@ -723,7 +741,12 @@ class ForwardRecorder(Recorder):
             return self.module_elsewhere(original, module, args, kwargs)
         if self.open_calls:
             return original(module, *args, **kwargs)
-        outer, self.path = self.path, self.paths.get(id(module), self.path)
+        with self.within(module):
+            return self._run_module(original, module, args, kwargs)
+
+    def _run_module(
+        self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any
+    ) -> Any:
         is_known = id(module) in self.leaves  # False if the model created it during the pass
         parameters = self.leaves[id(module)] if is_known else leaf.describe_leaf(module)
         if parameters is None or leaf.has_replaced_parameters(module):
@@ -757,7 +780,6 @@ class ForwardRecorder(Recorder):
                     self._close(call, described, out, repeated=is_repeated)
                     if repeated is not None and not is_repeated:
                         repeated.learn(described, call.costly, call.written, out)
-        self.path = outer  # only on success: after an error the path says where it was raised
         return out
 
     def call_function(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -808,6 +830,9 @@ class ForwardRecorder(Recorder):
         self.open_calls.append(call)
         try:
             yield call
+        except Exception:
+            self._gap(call, "the call raised an error afterwards, which the model caught")
+            raise
         finally:
             self.open_calls.pop()
 

@@ -31,7 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from farm.errors import CaptureError, UsageError, error_text
-from farm.operators.compiler_cache import cached_files, remove_damaged
+from farm.operators.compiler_cache import limit_size, remove_damaged
 from farm.settings import settings
 from farm.settings.shared_files import why_not_own
 from farm.subjects import kernel as kernels
@@ -672,18 +672,3 @@ def prepare_folder() -> Path:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
     os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")
     return folder
-
-
-def limit_size(folder: Path, limit_bytes: int) -> None:
-    """Remove the files that were used longest ago until the folder has at most ``limit_bytes``."""
-    found = cached_files(folder)
-    files = [
-        (max(status.st_atime, status.st_mtime), status.st_size, path) for path, status in found
-    ]
-    total = sum(size for _, size, _ in files)
-    for _, size, path in sorted(files):
-        if total <= limit_bytes:
-            break
-        with contextlib.suppress(OSError):
-            path.unlink()
-            total -= size

@@ -1,4 +1,5 @@
-"""Removes damaged files from the compiler's cache. The compiler makes them again.
+"""Removes damaged files from the compiler's cache, and the oldest ones of a cache that is too
+large. The compiler makes them again.
 
 PyTorch uses a file of its cache if it exists. A library that a full disk or a power failure has cut
 off would make each compilation of its model fail. So `remove_damaged` runs before and after each
@@ -15,6 +16,7 @@ import os
 import shutil
 import struct
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,7 +46,8 @@ def remove_damaged(folder: Path) -> None:
         if not is_changed_code and _is_complete(path):
             sound[name] = stamp
         elif name in listed or time.time() - status.st_mtime > YOUNG_S:
-            _remove(path, folder)
+            with contextlib.suppress(OSError):
+                _remove(_entry(path, folder))
     if sound != listed:
         _write_list(folder, sound)
 
@@ -102,13 +105,32 @@ def _is_complete_elf(path: Path) -> bool:
     return bool(sections_at + section_bytes * sections <= size)
 
 
-def _remove(path: Path, folder: Path) -> None:
-    """Remove a file; of Triton's kernels, the folder of the kernel, because its files refer to each
-    other.
-    """
-    kernels = folder / "triton"
-    with contextlib.suppress(OSError):
-        if path.parent.parent == kernels:
-            shutil.rmtree(path.parent)
-        else:
-            path.unlink()
+def limit_size(folder: Path, limit_bytes: int) -> None:
+    """Remove the files that were used longest ago until the folder has at most ``limit_bytes``. The
+    files of a Triton kernel are used and removed together."""
+    uses: dict[Path, float] = {}
+    sizes: Counter[Path] = Counter()
+    for path, status in cached_files(folder):
+        entry = _entry(path, folder)
+        uses[entry] = max(uses.get(entry, 0.0), status.st_atime, status.st_mtime)
+        sizes[entry] += status.st_size
+    total = sizes.total()
+    for entry in sorted(uses, key=uses.__getitem__):
+        if total <= limit_bytes:
+            break
+        with contextlib.suppress(OSError):
+            _remove(entry)
+            total -= sizes[entry]
+
+
+def _entry(path: Path, folder: Path) -> Path:
+    """What is removed with a file: of Triton's kernels, the folder of the kernel, because its files
+    refer to each other; else the file alone."""
+    return path.parent if path.parent.parent == folder / "triton" else path
+
+
+def _remove(entry: Path) -> None:
+    if entry.is_dir():
+        shutil.rmtree(entry)
+    else:
+        entry.unlink()

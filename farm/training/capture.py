@@ -194,7 +194,8 @@ class StepRecorder(Recorder):
         self.node: Any = None  # the node of the backward that runs
         self.first_node: Any = None
         self.storages: _StepStorages = _StepStorages(step)
-        self.in_attention = False
+        # the operators of the attention that runs
+        self.in_attention: list[str] | None = None
         self.streams = Streams(device_type if step.split else "cpu")
 
     @contextlib.contextmanager
@@ -245,8 +246,8 @@ class StepRecorder(Recorder):
             return self.module_elsewhere(original, module, args, kwargs)
         if self.open is not None:
             return original(module, *args, **kwargs)
-        outer, self.path = self.path, self.paths.get(id(module), self.path)
         with contextlib.ExitStack() as entered:
+            entered.enter_context(self.within(module))
             if type(module) in LEAF_CLASSES:
                 entered.enter_context(self.owner(type(module).__name__))
                 if not has_composites(module):
@@ -254,9 +255,7 @@ class StepRecorder(Recorder):
             elif self.now == "backward" and self.node is not None:
                 # function modes are off inside backward
                 entered.enter_context(WatchedFunctions(self.call_function))
-            out = original(module, *args, **kwargs)
-        self.path = outer
-        return out
+            return original(module, *args, **kwargs)
 
     def call_function(self, func: Any, args: Any, kwargs: Any) -> Any:
         # hooks record when each node of the graph begins and ends
@@ -345,8 +344,11 @@ class StepRecorder(Recorder):
         return stage, owner
 
     def call_aten(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if self.in_attention:
-            return func(*args, **kwargs)
+        if self.in_attention is not None:
+            out = func(*args, **kwargs)
+            if self.costs_something(func, args, kwargs, out):
+                self.in_attention.append(str(func))
+            return out
         if func is not _ATTENTION and consists_of_others(func):
             return self.run_parts(func, args, kwargs)
         if func is not _ATTENTION and self.views_special(func, (args, kwargs)):
@@ -360,10 +362,9 @@ class StepRecorder(Recorder):
                 func = torch.ops.aten.add_.Tensor if alone else func
             number = len(self.slots)
             self.slots.append(None)
-            self.in_attention = func is _ATTENTION
-            with self.around(number):
+            inside = self._attention() if func is _ATTENTION else contextlib.nullcontext()
+            with inside, self.around(number):
                 out = func(*args, **kwargs)
-            self.in_attention = False
             self.views_special(func, out)
             out = as_computed(func, args, out, on_card=self.fakes is not None and self.fakes.stands)
             # The host reads the optimizer's step counts; a graph has them on the card.
@@ -390,6 +391,21 @@ class StepRecorder(Recorder):
             if len(self.calls) > calls:
                 self.slots[number] = calls
             return out
+
+    @contextlib.contextmanager
+    def _attention(self) -> Iterator[None]:
+        """While active, operators belong to one call of attention."""
+        operators: list[str] = []
+        with replaced(self, "in_attention", operators):
+            try:
+                yield
+            except Exception:
+                self.gaps.extend(
+                    f"{name} in the {self.now} at '{self.path}': the attention raised an error "
+                    "afterwards, which the model caught"
+                    for name in operators
+                )
+                raise
 
     def location(self, func: Any) -> str:
         if self.open is None:

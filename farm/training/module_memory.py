@@ -95,6 +95,7 @@ def check_optimizer(name: str) -> None:
 def with_batch(values: Any, batch: int) -> Any:
     """Example inputs with another batch: the first dimension of each tensor that has as many
     entries there as the first tensor. Real tensors are indexed; the others need no memory.
+    Raises `UsageError` as `batch_of`.
     """
     size = batch_of(values)
 
@@ -109,9 +110,17 @@ def with_batch(values: Any, batch: int) -> Any:
 
 
 def batch_of(values: Any) -> int:
-    """The entries of the first dimension of the first tensor; 1 without such a tensor."""
+    """The entries of the first dimension of the first tensor; 1 without such a tensor. Raises
+    `UsageError` if it has none.
+    """
     for value in _pytree.tree_leaves(values):
         if isinstance(value, torch.Tensor) and value.dim():
+            if not value.shape[0]:
+                raise UsageError(
+                    "The example inputs are an empty batch: the first tensor has the shape "
+                    f"{tuple(value.shape)}.",
+                    "Give inputs with at least one entry in the first dimension.",
+                )
             return int(value.shape[0])
     return 1
 

@@ -200,11 +200,14 @@ def checkpoint_modules(model: nn.Module, recompute: str) -> contextlib.ExitStack
             step = "Give a path that PyTorch's named_modules() lists."
             raise UsageError(f"--recompute: the model has no module '{path}'.", step)
     undo = contextlib.ExitStack()
-    for module in map(children.__getitem__, paths):
+    for module in dict.fromkeys(map(children.__getitem__, paths)):  # each once
+        if "forward" in vars(module):
+            undo.callback(setattr, module, "forward", module.forward)
+        else:
+            undo.callback(delattr, module, "forward")
         module.forward = functools.partial(  # type: ignore[method-assign]
             checkpoint, module.forward, use_reentrant=False, preserve_rng_state=False
         )
-        undo.callback(module.__dict__.pop, "forward")
     return undo
 
 
@@ -252,7 +255,8 @@ def loss_of(output: Any, *, causal: bool, masked: bool, device: torch.device) ->
         return _of_tokens(logits, causal, device)
     heads = [output] if isinstance(output, torch.Tensor) else [logits, *_heads(output)]
     heads = [head for head in heads if head is not None]
-    if heads and all(isinstance(head, torch.Tensor) and head.dim() == 2 for head in heads):
+    are_classes = all(isinstance(head, torch.Tensor) and head.dim() == 2 for head in heads)
+    if heads and are_classes and all(head.shape == heads[0].shape for head in heads):
         rows, classes = heads[0].shape
         return _of_classes(rows, classes, device)
 
@@ -319,8 +323,12 @@ def _of_classes(rows: int, classes: int, device: torch.device) -> Loss:
 
 
 def _heads(output: Any) -> tuple[Any, ...]:
-    """The outputs of torchvision's models with auxiliary classifiers."""
-    return tuple(output) if type(output).__name__.endswith("Outputs") else ()
+    """The heads of a model with auxiliary classifiers, such as torchvision's GoogLeNet: of a named
+    tuple ``logits``, ``aux_logits``, ...; () for every other output.
+    """
+    names: tuple[str, ...] = getattr(output, "_fields", ())
+    auxiliary = [name for name in names if name.startswith("aux_logits")]
+    return tuple(output) if auxiliary and names == ("logits", *auxiliary) else ()
 
 
 def _trained(output: Any) -> list[torch.Tensor]:

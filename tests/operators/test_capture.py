@@ -207,3 +207,56 @@ def test_a_model_that_raises_says_where():
     with pytest.raises(CaptureError, match="'1'"):
         capture(nn.Sequential(nn.ReLU(), nn.Linear(3, 3)), (torch.randn(2, 4),))
     assert nn.Module.__call__.__name__ == "_wrapped_call_impl"
+
+
+class Fast(nn.Module):
+    def forward(self, x):
+        raise RuntimeError("not for this input")
+
+
+class Block(nn.Module):
+    """Has a fast way, which raises, and a slow one."""
+
+    def __init__(self):
+        super().__init__()
+        self.fast, self.slow = Fast(), nn.Linear(8, 8)
+
+    def forward(self, x):
+        try:
+            return self.fast(x)
+        except RuntimeError:
+            return self.slow(x) * 2
+
+
+@pytest.mark.parametrize("run", [capture, predict])
+def test_calls_after_an_error_that_the_model_catches_belong_to_their_own_module(run):
+    found = run(nn.Sequential(Block()), (torch.randn(2, 8),))
+    calls = [(found.tuples[call.tuple_id].short_name, call.module_path) for call in found.calls]
+    assert calls == [("Linear", "0.slow"), ("mul", "0")]
+    assert not found.gaps
+
+
+def test_an_error_after_one_that_the_model_caught_has_its_own_place():
+    with pytest.raises(CaptureError, match="raised at '1'"):
+        capture(nn.Sequential(Block(), nn.Linear(3, 3)), (torch.randn(2, 8),))
+
+
+class Caught(nn.Module):
+    """Attention with a mask of a wrong shape, which it notices after its first product."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x):
+        try:
+            return self.attention(x, x, x, attn_mask=torch.zeros(3, 3))[0]
+        except RuntimeError:
+            return x + 1
+
+
+@pytest.mark.parametrize("run", [capture, predict])
+def test_what_ran_before_an_error_that_the_model_catches_is_a_gap(run):
+    found = run(Caught().train(), (torch.randn(2, 4, 8),))
+    assert found.gaps
+    assert all("the call raised an error afterwards" in gap for gap in found.gaps)

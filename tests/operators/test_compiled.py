@@ -20,7 +20,7 @@ from torch import nn
 from farm.benchmark.cache import InPlacePass
 from farm.benchmark.subjects import compiled_tuple, operator_tuple
 from farm.errors import CaptureError, TupleRejected, UsageError
-from farm.operators import compiler
+from farm.operators import compiler, compiler_cache
 from farm.operators.compiled import EAGER, CompiledPass, CompiledStep
 from farm.operators.rebuild import rebuild
 from farm.settings import settings
@@ -425,7 +425,23 @@ def test_the_files_that_were_used_longest_ago_are_removed(folder: Path) -> None:
     for age, name in enumerate(("newest", "inner/middle", "oldest")):
         (folder / name).write_bytes(bytes(100))
         os.utime(folder / name, (1e9 - age, 1e9 - age))
-    compiler.limit_size(folder, 250)
+    compiler_cache.limit_size(folder, 250)
     assert {path.name for path in folder.rglob("*") if path.is_file()} == {"newest", "middle"}
-    compiler.limit_size(folder, 100)
+    compiler_cache.limit_size(folder, 100)
     assert {path.name for path in folder.rglob("*") if path.is_file()} == {"newest"}
+
+
+def test_the_files_of_a_kernel_are_removed_together(folder: Path) -> None:
+    for age, name in enumerate(("used", "unused")):
+        kernel = folder / "triton" / name
+        kernel.mkdir(parents=True)
+        for later, kind in enumerate(("json", "ttir", "cubin")):
+            (kernel / f"k.{kind}").write_bytes(bytes(100))
+            os.utime(kernel / f"k.{kind}", (1e9 - 10 * age + later, 1e9))
+    compiler_cache.limit_size(folder, 500)
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    assert [(path.parent.name, path.suffix) for path in files] == [
+        ("used", ".cubin"),
+        ("used", ".json"),
+        ("used", ".ttir"),
+    ]

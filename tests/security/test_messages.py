@@ -8,7 +8,7 @@ import random
 import pytest
 import redis
 
-from tasks.message_filter import Transport, refusal
+from tasks.message_filter import FilteringTransport, refusal
 from tests import slow
 from tests.security import mangled
 
@@ -89,7 +89,7 @@ class Queue:
         self.taken = []
 
     def transport(self, name):
-        transport = Transport.__new__(Transport)
+        transport = FilteringTransport.__new__(FilteringTransport)
         transport._callbacks = {name: self.taken.append}
         transport.channels = []
         return transport

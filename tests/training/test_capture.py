@@ -1,6 +1,7 @@
 """One training step extracted: every operator has exactly one part, and looking changes nothing."""
 
 import contextlib
+import functools
 import json
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,14 @@ from farm.operators.profiler import profiled
 from farm.settings import settings
 from farm.training.capture import capture_step
 from farm.training.extract import extract, extract_step
-from farm.training.step import Loss, TrainingStep, blocks_of, loss_of
+from farm.training.step import (
+    ForwardPass,
+    Loss,
+    TrainingStep,
+    blocks_of,
+    checkpoint_modules,
+    loss_of,
+)
 from tests import slow
 
 CPU = torch.device("cpu")
@@ -258,6 +266,69 @@ def test_what_is_computed_anew_belongs_to_the_first_time():
     } == {"forward"}
     assert len(seen.owners) == len(plain.owners)
     assert max(seen.memory_bytes) < max(plain.memory_bytes)
+
+
+def test_a_module_that_is_named_twice_is_recomputed_once_and_gets_its_own_forward_back():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    model.append(model[0])
+    own = model[1].forward = functools.partial(torch.relu)
+    with checkpoint_modules(model, "0,1,0,2"):
+        inner = model[0].forward.args[0]
+        assert inner.__func__ is nn.Linear.forward
+    assert model[1].forward is own
+    assert "forward" not in vars(model[0])
+
+
+class CatchesAnAttention(nn.Module):
+    def __init__(self, mask):
+        super().__init__()
+        self.first, self.last, self.mask = nn.Linear(8, 8), nn.Linear(8, 8), mask
+
+    def forward(self, x):
+        y = self.first(x)
+        with contextlib.suppress(RuntimeError):
+            functional.scaled_dot_product_attention(y, y, y, attn_mask=self.mask)
+        return torch.relu(self.last(y))
+
+
+@pytest.mark.parametrize(
+    ("mask", "gaps"), [(torch.zeros(4, 4, dtype=torch.int64), False), (torch.zeros(3, 3), True)]
+)
+def test_operators_after_an_attention_that_raises_are_recorded(mask, gaps):
+    """What the attention ran before its error is a gap."""
+    model = CatchesAnAttention(mask)
+    seen = capture_step(ForwardPass(model, (torch.randn(2, 4, 8),), grad=False))
+    assert [seen.tuples[call.tuple_id].short_name for call in seen.calls] == [
+        "addmm",
+        "addmm",
+        "relu",
+    ]
+    assert bool(seen.gaps) == gaps
+    assert all("raised an error afterwards" in gap for gap in seen.gaps)
+
+
+class Raising(nn.Module):
+    def forward(self, x):
+        raise RuntimeError("not for this input")
+
+
+class Fallback(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fast, self.slow = Raising(), nn.Linear(4, 3)
+
+    def forward(self, x):
+        try:
+            return self.fast(x)
+        except RuntimeError:
+            return self.slow(x) * 2
+
+
+def test_operators_after_an_error_that_the_model_catches_belong_to_their_own_module():
+    seen = capture_step(stepping(nn.Sequential(Fallback()), torch.randn(2, 4)))
+    paths = {seen.tuples[call.tuple_id].short_name: call.module_path for call in seen.calls}
+    assert not seen.gaps
+    assert (paths["addmm"], paths["mul"]) == ("0.slow", "0")
 
 
 def test_blocks_are_those_of_all_stages():

@@ -25,6 +25,8 @@ class Slots:
 
 
 Named = collections.namedtuple("Named", "values name")
+DetOutputs = collections.namedtuple("DetOutputs", "boxes classes")
+Heads = collections.namedtuple("Heads", "logits aux_logits2 aux_logits1")
 VALUES = torch.ones(2, 3, 4, requires_grad=True)
 ONE, TWO = (torch.tensor(number, requires_grad=True) for number in (1.0, 2.0))
 OF_A_MODEL = "loss of the model"
@@ -47,6 +49,9 @@ SQUARES = "mean of squares of its outputs"
         (Named(VALUES, "a"), SQUARES, 1.0),
         (SimpleNamespace(values=VALUES, more=[VALUES]), SQUARES, 2.0),
         (VALUES[:1, 0, :1], "cross-entropy", 0.0),
+        (DetOutputs(VALUES[0], VALUES[1, :2]), SQUARES, 2.0),
+        (Heads(VALUES[:1, 0, :1], VALUES[:1, 0, :1], None), "cross-entropy", 0.0),
+        (Heads(VALUES[0], VALUES[0, :2], None), SQUARES, 2.0),
     ],
 )
 def test_the_loss_fits_the_output(output, name, value):

@@ -112,7 +112,8 @@ def fits(
         peak.
 
     Raises:
-        UsageError: the card, the optimizer or the dtype is unknown.
+        UsageError: the card, the optimizer or the dtype is unknown, or the inputs are an empty
+            batch.
         CaptureError: the module does not run on these inputs, or depends on values in its tensors.
 
     Example:

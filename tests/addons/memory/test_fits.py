@@ -134,6 +134,11 @@ def test_what_cannot_be_answered_is_refused():
         farm.fits(module, image, card="RTX 9999")
     with pytest.raises(UsageError, match="autocast"):
         farm.fits(module, image, card="A10", amp="int8")
+    for empty in (image[:0], {"image": image[:0]}):
+        with pytest.raises(UsageError, match="an empty batch"):
+            farm.fits(module, empty, card="A10")
+    with pytest.raises(UsageError, match="an empty batch"):
+        with_batch(torch.zeros(0, 3, dtype=torch.int64), 2)
     for optimizer in ("lamb", "rmsprop", "SGD", "adam-fused", "adamw-compiled", ""):
         with pytest.raises(UsageError, match=f"no optimizer '{optimizer}'") as caught:
             farm.fits(module, image, card="A10", optimizer=optimizer)
