@@ -22,7 +22,9 @@ table:
 - `cards` raises nothing. A card that cannot be measured is in the list with its ``refusal``; a host
   without the vendor's driver has no cards.
 - `open` raises `farm.errors.NoSuchCard` if the card no longer answers.
-- No method imports torch or creates a context on a card."""
+- No method imports torch or creates a context on a card.
+- `visible_only` of a vendor of GPUs hides the other cards: a process measures on the first card
+  that it sees (``cuda:0``). A vendor that never has more than one card may leave it out."""
 
 from __future__ import annotations
 

@@ -37,7 +37,9 @@ class Kind:
     """What differs between kinds of operator tuples: see the module's docstring."""
 
     name: ClassVar[str]  # the value of `OperatorTuple.kind`
-    public: ClassVar = False  # called by PyTorch's public API, above autograd
+    #: `target` is the function that a model calls, above autograd; False: it is called below
+    #: autograd, such as an overload of an operator.
+    public: ClassVar = False
     has_state: ClassVar = False  # has tensors of its own, with names
     #: A process needs no compiler and no other cards to run it. Otherwise inputs that it changes
     #: are restored before each run, and a capture cannot be checked without a card.

@@ -55,6 +55,8 @@ class Kernel(Kind):
         parameters = spec.parameters
         if set(parameters) - {"compiler"} != _PARAMETERS:
             raise reject("parameters", "are not those of a generated kernel")
+        if spec.keywords:
+            raise reject("keywords", "must be empty, because a kernel has none")
         source = parameters["source"]
         is_hash = type(source) is str and re.fullmatch("[0-9a-f]{32}", source)
         if not is_hash or type(parameters["fused"]) is not str:

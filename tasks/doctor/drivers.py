@@ -1,6 +1,7 @@
 """Checks of a GPU vendor's driver, and of torch against it: one function per vendor.
 
-`CHECKS` has them by the name of the vendor (`farm.devices.vendor.Vendor`)."""
+`CHECKS` has them by the name of the vendor (`farm.devices.vendor.Vendor`). A vendor that is not in
+the table has none."""
 
 from __future__ import annotations
 

@@ -57,8 +57,9 @@ def _hardware_checks(current: Settings) -> Iterator[Check]:
             "Install torch, or install farm again with its dependencies.",
         )
     cards = discover(current)
-    checks = drivers.CHECKS[vendor_of("cuda").name]
-    yield from checks(cards, torch, current)
+    driver_checks = drivers.CHECKS.get(vendor_of("cuda").name)
+    if driver_checks is not None:
+        yield from driver_checks(cards, torch, current)
     for card in cards:
         name = "cpu here" if card.is_cpu else f"card {card.index} here"
         # A worker's measurement would cause the load.

@@ -346,6 +346,14 @@ def test_a_gpu_host_is_examined_through_its_driver(examined, monkeypatch):
     assert ": 1 (" in here[1][1]
 
 
+def test_a_vendor_without_checks_of_its_driver_is_examined_by_its_cards(examined, monkeypatch):
+    monkeypatch.setattr(drivers, "CHECKS", {})
+    with behind_pynvml(monkeypatch):
+        checks = examined()
+    assert levels(checks, "driver") == []
+    assert levels(checks, "card 0 here")[0][0] == "ok"
+
+
 def test_a_gpu_that_does_not_answer_is_a_warning_beside_another_and_a_problem_alone(
     examined, monkeypatch
 ):

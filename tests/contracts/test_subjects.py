@@ -142,6 +142,27 @@ def test_parameters_of_another_kind_are_rejected(example: OperatorTuple) -> None
         rebuild(parse(data), "meta")
 
 
+def test_keywords_of_another_call_are_rejected(example: OperatorTuple) -> None:
+    """PyTorch itself checks those of its modules and functions, at the call."""
+    data = {**example.to_json(), "keywords": {"surprise": 1}}
+    if example.kind in ("module", "function"):
+        with pytest.raises(TypeError, match="surprise"):
+            rebuild(parse(data), "cpu").run()
+    else:
+        with pytest.raises(TupleRejected):
+            rebuild(parse(data), "cpu")
+
+
+def test_a_truth_value_is_no_number(example: OperatorTuple) -> None:
+    """In Python, True is an int: a kind that only asks for one accepts it."""
+    data = json.loads(json.dumps(example.to_json()))
+    numbers = [index for index, value in enumerate(data["arguments"]) if type(value) is int]
+    for index in numbers:
+        data["arguments"][index] = True
+        with pytest.raises((TupleRejected, Unmeasurable)):
+            rebuild(parse(data), "meta").run()
+
+
 def test_the_label_is_one_short_line(example: OperatorTuple) -> None:
     label = label_of(example)
     assert example.short_name in label

@@ -6,7 +6,7 @@ To add a `Device` class, add a function that makes a device. A vendor is found i
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +19,7 @@ from farm.devices.amd import Amd
 from farm.devices.cpu import CpuDevice, cpu_card
 from farm.devices.device import Device
 from farm.devices.host import discover, find_card, open_device
+from farm.devices.nvidia import Nvidia
 from farm.devices.simulated import SimulatedDevice, simulated_cards
 from farm.devices.software import Installed
 from farm.devices.vendor import Vendor
@@ -138,14 +139,38 @@ def test_a_vendor_finds_and_opens_its_cards(vendor: Vendor) -> None:
 def test_a_vendor_pins_a_process_to_some_of_its_cards(
     vendor: Vendor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert vendor.visible_cards(WITH_CARDS) == vendor.cards(WITH_CARDS)
-    for cards in (vendor.cards(WITH_CARDS)[:1], []):
+    _pins(vendor, monkeypatch)
+
+
+def test_a_vendor_of_several_gpus_that_hides_none_breaks_the_contract(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Unpinned(Nvidia):
+        def visible_only(self, card_ids: Sequence[str]) -> dict[str, str]:
+            return {}
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with fake_nvml.behind_pynvml(monkeypatch) as library:
+        _pins(Unpinned(), monkeypatch)
+        library.uuids = [fake_nvml.UUID, fake_nvml.OTHER_UUID]
+        _pins(Nvidia(), monkeypatch)
+        with pytest.raises(AssertionError, match="each process sees all cards"):
+            _pins(Unpinned(), monkeypatch)
+
+
+def _pins(vendor: Vendor, monkeypatch: pytest.MonkeyPatch) -> None:
+    every = vendor.cards(WITH_CARDS)
+    assert vendor.visible_cards(WITH_CARDS) == every
+    if vendor.kind == "cuda" and len(every) > 1:
+        shown = [every[1].id]
+        assert vendor.visible_only(shown), "each process sees all cards, and measures on the first"
+    for cards in (every[:1], every[1:2], []):
         variables = vendor.visible_only([card.id for card in cards])
         with monkeypatch.context() as patch:
             for name, value in variables.items():
                 patch.setenv(name, value)
             visible = vendor.visible_cards(WITH_CARDS)
-        assert visible == (cards if variables else vendor.cards(WITH_CARDS))
+        assert visible == (cards if variables else every)
 
 
 def test_links_of_a_card_name_what_is_known(vendor: Vendor) -> None:
