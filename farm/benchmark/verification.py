@@ -408,8 +408,10 @@ def _by_marks(
     @contextlib.contextmanager
     def around(number: int) -> Iterator[None]:
         mark(device)
-        yield
-        mark(device)
+        try:
+            yield
+        finally:
+            mark(device)  # the marks are counted, also if the model catches an error of the call
 
     one_pass = record(lambda: run(around))
     torch.cuda.synchronize(device)

@@ -456,10 +456,12 @@ class ItemDriver:
         host.
         """
         depends_on_host = is_cpu_id(self.card_id) or claimed.work.protocol.launch == "eager"
-        with quiet(settings().lock_dir) if depends_on_host else contextlib.nullcontext():
-            yield
-        if self.ahead is not None:
-            self.ahead.end_turn()
+        try:
+            with quiet(settings().lock_dir) if depends_on_host else contextlib.nullcontext():
+                yield
+        finally:
+            if self.ahead is not None:
+                self.ahead.end_turn()
 
     def _put_off(self, claimed: Claim, why: str, **how: Any) -> None:
         """Let a claimed item wait again, see `items.put_off`."""

@@ -12,10 +12,12 @@ import psutil
 import pytest
 from sqlalchemy import update
 
+from farm.benchmark_process.client import BenchmarkProcess
 from farm.devices.quiet import free_slot, quiet
 from farm.errors import Unmeasurable
 from farm.jobs import groups, items, jobs
 from farm.jobs.compile_ahead import CompileAhead
+from farm.jobs.item_driver import ItemDriver
 from farm.jobs.items import Claim
 from farm.settings import settings
 from farm.store.database import Database
@@ -109,6 +111,17 @@ def test_a_job_that_is_submitted_while_an_item_compiles_its_model_is_compiled_ah
     assert not begun(folder)
     planned(database, 1)
     until(lambda: begun(folder).keys() == {1})
+
+
+def test_a_turn_that_raises_ends(ahead: Ahead, database: Database) -> None:
+    """The guard of the compilations waits for the end of the turn."""
+    item = claimed(database, 7)
+    assert ahead.turn_of(item)
+    assert ahead._guard_thread is not None
+    driver = ItemDriver("SIM-0", "holder", database, BenchmarkProcess("SIM-0"), ahead=ahead)
+    with pytest.raises(Unmeasurable), driver._turn(item):
+        raise Unmeasurable("raised", "an error of the measurement")
+    until(lambda: ahead._guard_thread is None)
 
 
 def test_an_item_whose_model_is_being_compiled_is_put_off_and_published_at_the_end(
