@@ -40,6 +40,7 @@ import contextlib
 import difflib
 import errno
 import os
+import sys
 import traceback
 from collections.abc import Iterable, Iterator
 
@@ -365,11 +366,23 @@ def refused(what: str) -> Iterator[None]:
     except FarmError:
         raise
     except Exception as error:
-        raise CaptureError(
-            f"{what}: {told(error)}",
+        usual = (
             "Check that the model can be built and runs on its input. `farm --debug ...` shows "
-            "the traceback.",
-        ) from error
+            "the traceback."
+        )
+        raise CaptureError(f"{what}: {told(error)}", next_step_after(error, usual)) from error
+
+
+def next_step_after(error: BaseException, usual: str) -> str:
+    """The next step after an error of the user's model: ``usual``, but for values that are nested
+    too deeply."""
+    if not isinstance(error, RecursionError):
+        return usual
+    return (
+        "Values are nested in each other, or functions call each other, more often than Python "
+        f"allows ({sys.getrecursionlimit():,} calls). Give lists and dictionaries with fewer "
+        "levels."
+    )
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -48,7 +48,6 @@ from farm.errors import (
     UnseenOperators,
     error_text,
     location_of_model,
-    told,
 )
 from farm.operators import deciding_values, higher_order
 from farm.operators.captured import CallTrace, CapturedCall, CapturedPass, CapturedTensor
@@ -63,7 +62,7 @@ from farm.operators.fake_pass import (
     fake_pass,
     held_tensors,
 )
-from farm.operators.unseen import NOT_COMPILED, Unseen
+from farm.operators.unseen import NOT_COMPILED, Unseen, raised_by_model
 from farm.subjects import encoding, leaf, libraries
 from farm.subjects.allow_list import RETURNS_TO_HOST
 from farm.subjects.encoding import (
@@ -102,6 +101,9 @@ _AS_RUN = {
     torch.ops.aten.__irshift__.Scalar: torch.ops.aten.bitwise_right_shift_.Tensor_Scalar,
     torch.ops.aten.__irshift__.Tensor: torch.ops.aten.bitwise_right_shift_.Tensor,
 }
+#: One call in a forward pass, because PyTorch chooses its operators by the device. A backward needs
+#: these operators.
+ATTENTION = torch.nn.functional.scaled_dot_product_attention
 #: Called after each operator call with its module path, its operator, its activations, and the
 #: buffers and parameters among its arguments (such as caches; not a leaf module's own). Each tensor
 #: comes with True if the call wrote to it.
@@ -172,6 +174,13 @@ class Recorder:
         if special is not None and not only_views(func, special):
             raise refusal(special, self.location(func))
         return special is not None
+
+    def refuse_special_mask(self, args: Any, kwargs: Any) -> None:
+        """Raises `UnsupportedTensor` if attention gets a special tensor that does not consist of
+        others, such as a mask of `torch.nn.attention.bias`."""
+        for tensor in tensors_in((args, kwargs)):
+            if not is_plain(tensor) and not is_composite(type(tensor)):
+                raise refusal(tensor, self.location(ATTENTION.__name__))
 
     def location(self, func: Any) -> str:
         """The call that runs an aten operator, for messages: "A call of linear at 'layers.0'"."""
@@ -650,8 +659,9 @@ def _captured(
         raise
     except (Exception, SystemExit) as error:
         where = f" at '{recorder.raised_at}'" if recorder.raised_at else ""
-        raise CaptureError(
-            f"The model raised{where}: {told(error)}",
+        raise raised_by_model(
+            f"The model raised{where}",
+            error,
             "Check that the model runs on this input. Shapes that depend on values cannot be "
             "captured.",
         ) from error
@@ -797,6 +807,8 @@ class ForwardRecorder(Recorder):
         called = name or _name_of(func)
         is_divided = self._is_divided(name, args, kwargs)
         with self._slot(called, is_divided=is_divided) as call:
+            if func is ATTENTION:
+                self.refuse_special_mask(args, kwargs)
             described = None
             if not is_divided and self.repeated is not None and name in self.repeated.functions:
                 described = self._describe(call, kind, name, args, kwargs)

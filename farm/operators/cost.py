@@ -22,7 +22,7 @@ from farm.errors import CaptureError, FarmError, TupleRejected, told
 from farm.operators.captured import CapturedPass
 from farm.operators.fake_pass import MOST_MADE_BYTES, MetaRules, fake_pass, holds_other_tensors
 from farm.operators.rebuild import MadeOnMeta, Rebuilt, rebuild, written_inputs
-from farm.operators.unseen import Unseen
+from farm.operators.unseen import Unseen, raised_by_model
 from farm.subjects.encoding import decode, storage_key, tensors_in
 from farm.subjects.label import label_of
 from farm.subjects.registry import kind_of
@@ -290,8 +290,9 @@ def _model_flops(
     except CaptureError:
         raise
     except (Exception, SystemExit) as error:
-        raise CaptureError(
-            f"The model raised on its example input: {told(error)}",
+        raise raised_by_model(
+            "The model raised on its example input",
+            error,
             "Check that the model runs on this input. Create tensors on the device of the input, "
             "and read no values.",
         ) from error

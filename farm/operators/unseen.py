@@ -19,6 +19,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import functools
+import re
 import sys
 import threading
 import traceback
@@ -29,10 +30,20 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
-from farm.errors import UnseenOperators, location_in, location_of_model
+from farm.errors import (
+    CaptureError,
+    UnseenOperators,
+    UnsupportedTensor,
+    error_text,
+    location_in,
+    location_of_model,
+    next_step_after,
+    told,
+)
 from farm.operators import higher_order
 from farm.subjects.encoding import costs_something, tensors_in
 from farm.types.replacement import replaced
+from farm.types.tensor_kinds import PLAIN_MASK
 
 NOT_COMPILED = (
     "Measure the whole model compiled, with --compile. Or measure it uncompiled: leave out "
@@ -40,7 +51,23 @@ NOT_COMPILED = (
     "TORCH_COMPILE_DISABLE=1."
 )
 _EVAL_FRAME = "torch._dynamo.eval_frame"
+#: PyTorch's error for `torch.Tensor.__new__(Class, tensor)` while a dispatch mode is active.
+_NOT_MADE = re.compile(r"Creating a new Tensor subclass (\w+) but the raw Tensor object")
 _Call = Callable[..., Any]
+
+
+def raised_by_model(what: str, error: BaseException, next_step: str) -> CaptureError:
+    """The error for an error of the user's model. ``what`` says what raised it, ``next_step`` what
+    to do if the error has no next step of its own."""
+    special = _NOT_MADE.search(error_text(error))
+    if special is None:
+        return CaptureError(f"{what}: {told(error)}", next_step_after(error, next_step))
+    location = location_in(traceback.extract_tb(error.__traceback__))
+    return UnsupportedTensor(
+        f"The model makes a tensor of the class {special[1]}{location}. PyTorch cannot make it "
+        "while a capture watches the operators.",
+        PLAIN_MASK if special[1] == "CausalBias" else "Use a plain tensor there.",
+    )
 
 
 class Unseen:

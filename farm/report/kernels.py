@@ -44,7 +44,7 @@ def listed_kernels(session: Session, variant: Variant, device_type: str) -> Oper
         raise kernels_unknown(variant, title, card_model)
     peaks = roofline_of(device_type, card_model, dtype=variant.computes_in)
     model_flops = session.get_one(tables.ModelVariant, variant.id).model_flops
-    return Operators(variant, rows_of(needed, peaks), model_flops, card_model=card_model)
+    return Operators(variant, rows_of(needed, peaks), model_flops or None, card_model=card_model)
 
 
 @dataclass(frozen=True)

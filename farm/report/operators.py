@@ -36,12 +36,12 @@ class OperatorRow:
 @dataclass(frozen=True)
 class Operators:
     """The tuples of a variant, the most expensive first. ``model_flops`` is PyTorch's own count for
-    the whole model.
+    the whole model; None: not counted.
     """
 
     variant: Variant
     rows: tuple[OperatorRow, ...]
-    model_flops: int
+    model_flops: int | None
     gaps: tuple[str, ...] = ()
     refusal: FarmError | None = None  # why the tuples cannot be summed; None: they can
     # only of generated kernels (`farm.report.kernels`): the card model that they are for

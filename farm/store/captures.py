@@ -124,7 +124,7 @@ def store_extraction(
         session,
         variant,
         flops=extraction.flops,
-        model_flops=extraction.model_flops,
+        model_flops=extraction.model_flops or 0,
         bytes_moved=extraction.bytes_moved,
     )
     if captured.mismatches:

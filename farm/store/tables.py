@@ -210,7 +210,7 @@ class ModelVariant(_columns_of(variant.Variant), table=True):  # type: ignore[ca
     id: str = Field(primary_key=True, max_length=32)
     model: str = Field(index=True)
     flops: int = Field(default=0, sa_type=BigInteger)
-    # PyTorch's own counter over the whole model
+    # PyTorch's own counter over the whole model; 0: not counted
     model_flops: int = Field(default=0, sa_type=BigInteger)
     bytes_moved: int = Field(default=0, sa_type=BigInteger)
 

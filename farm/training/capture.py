@@ -31,8 +31,9 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.autograd.function import _SingleLevelFunction
 
-from farm.errors import CaptureError, FarmError, error_text, told
+from farm.errors import CaptureError, FarmError, error_text
 from farm.operators.capture import (
+    ATTENTION,
     Recorder,
     Storages,
     WatchedFunctions,
@@ -44,7 +45,7 @@ from farm.operators.capture import (
 from farm.operators.captured import CapturedCall, CapturedPass, Owner, role_in_tuple
 from farm.operators.cost import flop_counter, operator_flops
 from farm.operators.fake_outputs import as_computed
-from farm.operators.unseen import Unseen
+from farm.operators.unseen import Unseen, raised_by_model
 from farm.subjects import collective_calls as collectives
 from farm.subjects.allow_list import FUNCTION_NAMES, LEAF_CLASSES
 from farm.subjects.encoding import (
@@ -70,9 +71,6 @@ _DISTRIBUTED = words(
 _ACCUMULATES = "torch::autograd::AccumulateGrad"
 #: Reference count of a storage that one tensor refers to, such as that in autograd's buffer.
 _HELD_BY_AUTOGRAD = torch._C._storage_Use_Count(storage_key(_ALONE := torch.empty(0)))
-#: One call in a forward pass, because PyTorch chooses its operators by the device. A backward needs
-#: these operators.
-_ATTENTION = torch.nn.functional.scaled_dot_product_attention
 
 
 @torch.enable_grad()
@@ -126,8 +124,9 @@ def capture_step(
                 "them.",
                 "Give --sharding fsdp, or remove these parameters from the model.",
             ) from error
-        raise CaptureError(
-            f"The training step raised: {told(error)}",
+        raise raised_by_model(
+            "The training step raised",
+            error,
             "Check that one iteration runs on this input. Shapes that depend on values cannot be "
             "captured.",
         ) from error
@@ -272,7 +271,8 @@ class StepRecorder(Recorder):
             return func(*args, **kwargs)
         name: str = FUNCTION_NAMES.get(func) or getattr(func, "__name__", "") or str(func)
         with self.owner(name.rpartition(".")[2]):
-            if func is _ATTENTION and isinstance(self.step, ForwardPass):
+            if func is ATTENTION and isinstance(self.step, ForwardPass):
+                self.refuse_special_mask(args, kwargs)
                 return self.call_aten(func, args, kwargs)
             return self.placed(func, args, kwargs)
 
@@ -349,9 +349,9 @@ class StepRecorder(Recorder):
             if self.costs_something(func, args, kwargs, out):
                 self.in_attention.append(str(func))
             return out
-        if func is not _ATTENTION and consists_of_others(func):
+        if func is not ATTENTION and consists_of_others(func):
             return self.run_parts(func, args, kwargs)
-        if func is not _ATTENTION and self.views_special(func, (args, kwargs)):
+        if func is not ATTENTION and self.views_special(func, (args, kwargs)):
             return func(*args, **kwargs)
         with torch._C.DisableTorchFunction():
             added = func is torch.ops.aten.add.Tensor and self.now == "backward"
@@ -362,7 +362,7 @@ class StepRecorder(Recorder):
                 func = torch.ops.aten.add_.Tensor if alone else func
             number = len(self.slots)
             self.slots.append(None)
-            inside = self._attention() if func is _ATTENTION else contextlib.nullcontext()
+            inside = self._attention() if func is ATTENTION else contextlib.nullcontext()
             with inside, self.around(number):
                 out = func(*args, **kwargs)
             self.views_special(func, out)
@@ -373,10 +373,10 @@ class StepRecorder(Recorder):
             # fakes get both.
             scalar = self.fakes is not None and func is torch.ops.aten.scalar_tensor.default
             user = self.owners[self.open].what if scalar and self.open is not None else ""
-            everywhere = user in ("where", _ATTENTION.__name__) or self.now == "optimizer"
+            everywhere = user in ("where", ATTENTION.__name__) or self.now == "optimizer"
             costs = costs_something if everywhere else self.costs_something
             calls = len(self.calls)
-            if func is _ATTENTION:
+            if func is ATTENTION:
                 self._record(func, args, kwargs, out)
             elif within := collectives.inside(func, args, kwargs, out):
                 self._record(*within, None, returned=False)
@@ -444,7 +444,7 @@ class StepRecorder(Recorder):
     def _record(
         self, func: Any, args: Any, kwargs: Any, out: Any, *, returned: bool = True
     ) -> None:
-        is_attention = func is _ATTENTION
+        is_attention = func is ATTENTION
         name = FUNCTION_NAMES[func] if is_attention else str(func)
         part = self._part()
         if part is None:
@@ -485,7 +485,7 @@ class StepRecorder(Recorder):
         (part, number), stored = found or (self.now, None), self.storages
         index, label = (
             len(self.calls),
-            func.__name__ if func is _ATTENTION else func._schema.name.rpartition("::")[2],
+            func.__name__ if func is ATTENTION else func._schema.name.rpartition("::")[2],
         )
 
         def numbers(tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:

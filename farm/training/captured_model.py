@@ -172,7 +172,7 @@ def _extraction(
     name = type(model).__name__
     with refused(f"{name} cannot be captured"), captured_code():
         captured = _captured(model, args, dict(kwargs), device_type, grad)
-        extraction = Extraction(captured, costs_of(captured), model_flops=0)
+        extraction = Extraction(captured, costs_of(captured))
     refusal = extraction.refusal(name)
     if refusal is not None:
         raise refusal

@@ -46,7 +46,7 @@ def foreseen_kernels(variant: Variant, multiprocessors: int) -> Extraction:
             f"The kernels of {model.title_of(variant)} cannot be summed: {captured.gaps[0]}.",
             "Estimate it without --compile, or measure the whole model on a card.",
         )
-    return Extraction(captured, costs_of(captured), 0)
+    return Extraction(captured, costs_of(captured))
 
 
 def foreseen_pass(

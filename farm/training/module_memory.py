@@ -92,6 +92,7 @@ def check_optimizer(name: str) -> None:
         )
 
 
+@refused("The example inputs cannot be read")
 def with_batch(values: Any, batch: int) -> Any:
     """Example inputs with another batch: the first dimension of each tensor that has as many
     entries there as the first tensor. Real tensors are indexed; the others need no memory.
@@ -109,6 +110,7 @@ def with_batch(values: Any, batch: int) -> Any:
     return _pytree.tree_map(resized, values)
 
 
+@refused("The example inputs cannot be read")
 def batch_of(values: Any) -> int:
     """The entries of the first dimension of the first tensor; 1 without such a tensor. Raises
     `UsageError` if it has none.

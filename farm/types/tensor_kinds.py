@@ -40,6 +40,13 @@ _PLAIN_CLASSES = (
 #: Packages whose classes only mark a tensor: the operators are those of a plain tensor.
 _MARKING_PACKAGES = ("torchvision.tv_tensors", "monai.data.meta_tensor")
 
+#: What to use in place of the masks of `torch.nn.attention.bias`.
+PLAIN_MASK = (
+    "Give is_causal=True instead of causal_upper_left, and a plain mask instead of "
+    "causal_lower_right: "
+    "attn_mask=torch.ones(rows, columns, dtype=torch.bool).tril(columns - rows)."
+)
+
 #: The names of the dtypes that an operator tuple can contain.
 _DESCRIBED = frozenset(f"torch.{name}" for name in DTYPES)
 
@@ -228,6 +235,8 @@ def _of_class(tensor: torch.Tensor) -> SpecialKind:
     if tensor.is_nested:
         return _nested()
     class_ = type(tensor)
+    if class_.__module__ == "torch.nn.attention.bias":
+        return SpecialKind(f"a mask of the class {class_.__qualname__}", PLAIN_MASK)
     description = f"a tensor of the class {class_.__module__}.{class_.__qualname__}"
     if _replaces_dispatch(class_):
         return SpecialKind(

@@ -112,6 +112,38 @@ class Uncopyable(torch.nn.Linear):
         raise TypeError("cannot pickle '_thread.lock' object")
 
 
+class Nested(torch.nn.Linear):
+    def forward(self, values: dict[str, Any]) -> torch.Tensor:
+        inner: Any = values
+        while isinstance(inner, dict):
+            inner = inner["next"]
+        return super().forward(inner)
+
+
+def test_inputs_that_are_nested_too_deeply_for_python_are_refused_with_a_next_step() -> None:
+    shallow: Any = torch.ones(2, 3)
+    for _ in range(20):
+        shallow = {"next": shallow}
+    deep = shallow
+    for _ in range(5000):
+        deep = {"next": deep}
+    module = Nested(3, 3).eval()
+    assert farm.capture_model(module, (shallow,)).tuples
+    for ask in (
+        lambda: farm.capture_model(module, (deep,)),
+        lambda: farm.fits(module, (deep,), card="H200"),
+    ):
+        with pytest.raises(CaptureError, match="RecursionError") as caught:
+            ask()
+        assert "fewer levels" in caught.value.next_step
+
+
+def test_the_whole_of_a_model_in_hand_is_not_counted() -> None:
+    captured = farm.capture_model(torch.nn.Linear(3, 3), torch.ones(2, 3))
+    assert captured.extraction.model_flops is None
+    assert captured.flops == captured.extraction.flops == 2 * 2 * 3 * 3
+
+
 def test_every_error_of_a_capture_is_an_error_of_the_farm() -> None:
     with pytest.raises(CaptureError, match=r"which cannot be made: TypeError: cannot pickle"):
         farm.capture_model(Uncopyable(3, 3), torch.ones(2, 3))

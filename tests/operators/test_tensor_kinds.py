@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention import bias
 from torch.nn.utils.rnn import (
     PackedSequence,
     pack_padded_sequence,
@@ -19,6 +20,8 @@ from farm.errors import CaptureError, TupleRejected, UnsupportedTensor
 from farm.operators.capture import capture, predict
 from farm.operators.rebuild import rebuild
 from farm.subjects.parsing import parse
+from farm.training.capture import capture_step
+from farm.training.step import ForwardPass
 from farm.types.tuple import TensorSpec
 
 
@@ -442,3 +445,43 @@ def test_the_model_keeps_its_composite():
     farm.capture_model(model, EYE)
     assert model[0].weight is weight
     assert type(weight.values) is torch.Tensor
+
+
+class Attention(nn.Module):
+    """Attention with a mask that is made before the model runs, or by it."""
+
+    def __init__(self, mask, *, before):
+        super().__init__()
+        self.layer, self.mask, self.made = nn.Linear(4, 4), mask, mask(3, 3) if before else None
+
+    def forward(self, values):
+        hidden = self.layer(values)
+        mask = self.mask(3, 3) if self.made is None else self.made
+        return nn.functional.scaled_dot_product_attention(hidden, hidden, hidden, attn_mask=mask)
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("mask", [bias.causal_upper_left, bias.causal_lower_right])
+@pytest.mark.parametrize(
+    "run",
+    [
+        farm.capture_model,
+        lambda model, values: capture_step(ForwardPass(model, (values,), grad=False)),
+    ],
+)
+def test_a_mask_of_a_class_is_refused_with_the_masks_that_may_replace_it(run, mask, before):
+    values = torch.randn(2, 1, 3, 4)
+    with pytest.raises(UnsupportedTensor, match="of the class CausalBias") as caught:
+        run(Attention(mask, before=before).eval(), values)
+    assert "is_causal=True" in caught.value.next_step
+    assert ".tril(columns - rows)" in caught.value.next_step
+    plain = torch.ones(3, 3, dtype=torch.bool).tril(0)
+    assert farm.capture_model(Attention(lambda *_: plain, before=before).eval(), values).tuples
+
+
+def test_a_tensor_of_a_class_that_the_model_makes_is_named_with_its_place():
+    def made(model, values):
+        return values + torch.Tensor.__new__(Marked, EYE)
+
+    with pytest.raises(UnsupportedTensor, match=r"class Marked \(.*test_tensor_kinds\.py, line"):
+        farm.capture_model(Net(made).eval(), EYE)

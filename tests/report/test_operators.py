@@ -32,6 +32,7 @@ def test_the_reason_of_each_tuple_has_the_label_of_its_row():
         note_on_values="",
     )
     listed = operators(Variant("model", 1, 8), extraction)
+    assert listed.to_json()["model_flops"] == 2
     reasons = {row.operator_id: listed.mismatches[row.label] for row in listed.rows}
     assert reasons == {"a" * 64: "why a", "b" * 64: "why b"}
     assert [row.estimated_cost_share for row in listed.rows] == pytest.approx([0.5, 0.5])
