@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from farm.errors import UsageError, did_you_mean, writing_to
 from farm.errors.safe_text import FORMULA, cell
 from farm.exchange import export_rows
 from farm.exchange.left_out import LeftOut, left_out
+from farm.settings import MOST_NAME_BYTES
 from farm.settings.shared_files import replacing_file
 from farm.store.data_columns import FORMAT, TABLES, Column, arrow_schema, as_markdown
 from farm.store.query import Filters, select_readings
@@ -92,15 +94,21 @@ def export(
         for table, make in makers.items():
             path = target if alone else folder / f"{table}.{form}"
             files[table] = (path, _write(path, form, table, make(session, selection), metadata))
-        dictionary = target.with_suffix(".dictionary.md") if alone else folder / "dictionary.md"
+        dictionary = _dictionary_beside(target) if alone else folder / "dictionary.md"
         with replacing_file(dictionary) as file:
             file.write(as_markdown().encode())
     written = {table: rows for table, (_, rows) in files.items()}
     return Exported(files, dictionary, left_out(session, filters, written))
 
 
+def _dictionary_beside(file: Path) -> Path:
+    return file.with_suffix(".dictionary.md")
+
+
 def _check_options(target: Path, alone: str | None, form: str | None, traces: bool) -> None:
-    """Raise `UsageError` if the format is unknown, or if an option contradicts the target.
+    """Raise `UsageError` if the format is unknown, an option contradicts the target, or the name
+    of the file is too long.
+
     ``alone``: the format of a single file; None for a folder."""
     if form is not None and form not in FORMATS:
         near = did_you_mean(form, FORMATS)
@@ -111,6 +119,14 @@ def _check_options(target: Path, alone: str | None, form: str | None, traces: bo
         raise UsageError(
             f"The name {target} does not end in .{form}.",
             f"Name it {target.with_suffix(f'.{form}')}.",
+        )
+    name_bytes = len(os.fsencode(target.name))
+    dictionary_bytes = len(os.fsencode(_dictionary_beside(target).name))
+    if alone and dictionary_bytes > MOST_NAME_BYTES:
+        raise UsageError(
+            f"The name {target.name} is too long: that of the dictionary beside it would have "
+            f"{dictionary_bytes} bytes, and the limit is {MOST_NAME_BYTES}.",
+            f"Give a name of at most {MOST_NAME_BYTES - dictionary_bytes + name_bytes} bytes.",
         )
     if alone and traces:
         raise UsageError(

@@ -247,6 +247,19 @@ def test_a_folder_that_cannot_be_written_is_told_and_leaves_nothing(database, tm
     ] == []
 
 
+@pytest.mark.parametrize("name", ["結" * 79 + "xx", "x" * 239])
+def test_a_name_that_leaves_no_room_for_the_dictionary_writes_nothing(database, tmp_path, name):
+    folder = tmp_path / "exports"
+    folder.mkdir()
+    rows.model_job(database)
+    with pytest.raises(UsageError, match="would have 256 bytes") as caught:
+        exported(database, folder / f"{name}xxx.csv")
+    assert caught.value.next_step == "Give a name of at most 245 bytes."
+    assert not list(folder.iterdir())
+    exported(database, folder / f"{name}xx.csv")
+    assert len(list(folder.iterdir())) == 2
+
+
 def test_of_protocols_each_is_told(database, tmp_path):
     filled.fill(database, whole=False)
     filled.fill(database, protocol=Protocol(tf32=True), whole=False)
