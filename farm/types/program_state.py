@@ -20,8 +20,10 @@ from typing import Any
 import torch
 from torch import nn
 
+#: Programs that run the user's code. Their session refers to all that the process has.
+_RUNNERS = ("pytest", "_pytest", "pluggy", "hypothesis", "IPython", "ipykernel", "traitlets")
 #: Modules whose objects are never restored, with their submodules.
-_OTHERS = frozenset({*sys.stdlib_module_names, "torch", "numpy", "farm", "tasks", "cli"})
+_OTHERS = frozenset({*sys.stdlib_module_names, *_RUNNERS, "torch", "numpy", "farm", "tasks", "cli"})
 _LRU_CACHE = type(functools.lru_cache(lambda: None))
 
 

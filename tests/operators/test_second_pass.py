@@ -16,6 +16,7 @@ from farm.operators.capture import capture, predict, settled
 from farm.operators.fake_pass import held_tensors
 from farm.training.capture import capture_step
 from farm.training.step import TrainingStep, loss_of
+from farm.types.program_state import tensors_restored
 
 
 class Positions(nn.Module):
@@ -296,3 +297,12 @@ def test_a_queue_of_the_model_is_as_it_was():
     model = _Remembers()
     assert names(predict(model, (torch.randn(2, 4),))) == ["sin", "add"]
     assert not model.last
+
+
+def test_the_session_of_a_test_runner_stays_as_it_is(request):
+    """It refers to the whole process: to search it takes longer than a capture."""
+    model = nn.Linear(2, 2)
+    model.runner = request.node
+    with tensors_restored(model):
+        request.node.kept = torch.zeros(1)
+    assert hasattr(request.node, "kept")
