@@ -93,9 +93,11 @@ class UserModules:
         top = module_name.partition(".")[0]
         with contextlib.suppress(ValueError):  # a module without a spec, such as __main__
             spec = importlib.util.find_spec(top)
-            if spec:
-                locations = spec.submodule_search_locations or [spec.origin or "."]
-                self._folders[top] = Path(next(iter(locations))).absolute().parent
+            locations = list(spec.submodule_search_locations or ()) if spec else []
+            if spec and spec.origin and spec.has_location and not locations:
+                locations = [spec.origin]
+            if locations:  # a module of Python itself has none
+                self._folders[top] = Path(locations[0]).absolute().parent
 
     def function(self, target: str) -> Any:
         """Import the function 'module:function'. The settings of PyTorch stay as they are."""
@@ -213,6 +215,6 @@ def _imported_names(tree: ast.Module, package: str) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+        elif isinstance(node, ast.ImportFrom) and (package or not node.level):
             base = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
             yield from (f"{base}.{alias.name}" for alias in node.names)

@@ -19,6 +19,7 @@ from farm.errors import (
     UsageError,
 )
 from farm.models import catalog, own
+from farm.models.user_modules import UserModules
 from farm.requests.partial_request import PartialRequest, complete
 from farm.settings import environment_of_children, settings
 from farm.training import extract as extraction
@@ -1022,3 +1023,19 @@ def test_settings_that_a_file_of_models_changes_reach_no_other_model(
     for setting in ("torch.use_deterministic_algorithms", "torch.set_default_dtype"):
         assert setting in line
     assert "with the defaults of PyTorch" in line
+
+
+def test_a_module_of_python_makes_no_folder_one_of_the_user():
+    finder = UserModules()
+    finder.make_importable("math")
+    assert not finder.has_file(__file__)
+
+
+def test_a_relative_import_of_a_module_outside_a_package_is_passed_over(tmp_path, monkeypatch):
+    (tmp_path / "lone_net.py").write_text(
+        "try:\n    from . import others\nexcept ImportError:\n    pass\ndef net(): pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    finder = UserModules()
+    assert finder.function("lone_net:net")
+    assert [module.name for module in finder.loaded(["lone_net:net"])] == ["lone_net"]
