@@ -22,7 +22,7 @@ from typing import Any
 from farm.settings import user_models
 
 _FARM = Path(__file__).absolute().parents[1]
-_OTHERS = frozenset({*sys.stdlib_module_names, "farm", "tasks", "cli"})
+_OTHERS = frozenset({*sys.stdlib_module_names, "torch", "numpy", "farm", "tasks", "cli"})
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class UserModules:
             locations = list(spec.submodule_search_locations or ()) if spec else []
             if spec and spec.origin and spec.has_location and not locations:
                 locations = [spec.origin]
-            if locations:  # a module of Python itself has none
+            if locations and top not in _OTHERS:
                 self._folders[top] = Path(locations[0]).absolute().parent
 
     def function(self, target: str) -> Any:

@@ -1039,3 +1039,12 @@ def test_a_relative_import_of_a_module_outside_a_package_is_passed_over(tmp_path
     finder = UserModules()
     assert finder.function("lone_net:net")
     assert [module.name for module in finder.loaded(["lone_net:net"])] == ["lone_net"]
+
+
+def test_a_function_of_torch_does_not_make_torch_a_module_of_the_user():
+    """The user's modules are imported again after an edit; torch cannot be imported twice."""
+    finder = UserModules()
+    finder.function("torch.nn:Identity")
+    assert not list(finder.loaded(["torch.nn:Identity"]))
+    finder.forget_edited(["torch.nn:Identity"])
+    assert sys.modules["torch"] is torch
