@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from farm.settings import user_models
+from farm.types.user_packages import NOT_OF_USERS
 
 _FARM = Path(__file__).absolute().parents[1]
-_OTHERS = frozenset({*sys.stdlib_module_names, "torch", "numpy", "farm", "tasks", "cli"})
 
 
 @dataclass(frozen=True)
@@ -93,11 +93,9 @@ class UserModules:
         top = module_name.partition(".")[0]
         with contextlib.suppress(ValueError):  # a module without a spec, such as __main__
             spec = importlib.util.find_spec(top)
-            locations = list(spec.submodule_search_locations or ()) if spec else []
-            if spec and spec.origin and spec.has_location and not locations:
-                locations = [spec.origin]
-            if locations and top not in _OTHERS:
-                self._folders[top] = Path(locations[0]).absolute().parent
+            if spec and top not in NOT_OF_USERS:
+                locations = spec.submodule_search_locations or [spec.origin or "."]
+                self._folders[top] = Path(next(iter(locations))).absolute().parent
 
     def function(self, target: str) -> Any:
         """Import the function 'module:function'. The settings of PyTorch stay as they are."""
@@ -136,7 +134,7 @@ class UserModules:
         top = name.partition(".")[0]
         if top in self._folders:
             return True
-        return top not in _OTHERS and self.has_file(file)
+        return top not in NOT_OF_USERS and self.has_file(file)
 
     def loaded(self, functions: Iterable[str]) -> Iterator[LoadedModule]:
         """The loaded modules of the user that some functions import, directly or indirectly."""

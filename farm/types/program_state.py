@@ -20,10 +20,19 @@ from typing import Any
 import torch
 from torch import nn
 
-#: Programs that run the user's code. Their session refers to all that the process has.
-_RUNNERS = ("pytest", "_pytest", "pluggy", "hypothesis", "IPython", "ipykernel", "traitlets")
-#: Modules whose objects are never restored, with their submodules.
-_OTHERS = frozenset({*sys.stdlib_module_names, *_RUNNERS, "torch", "numpy", "farm", "tasks", "cli"})
+from farm.types.user_packages import NOT_OF_USERS
+
+#: Packages whose objects are never restored: also programs that run the user's code, because their
+#: session refers to all that the process has.
+_NOT_RESTORED = NOT_OF_USERS | {
+    "pytest",
+    "_pytest",
+    "pluggy",
+    "hypothesis",
+    "IPython",
+    "ipykernel",
+    "traitlets",
+}
 _LRU_CACHE = type(functools.lru_cache(lambda: None))
 
 
@@ -125,7 +134,7 @@ class _KeptByProgram:
 def _is_of_program(name: str | None) -> bool:
     """True for a loaded module of the user or of a package with models."""
     top = (name or "").partition(".")[0]
-    return bool(top) and top not in _OTHERS and name in sys.modules
+    return bool(top) and top not in _NOT_RESTORED and name in sys.modules
 
 
 def _contents(container: Any) -> Any:
