@@ -26,9 +26,9 @@ from farm.store.database import Database
 from farm.types.figure import Figure
 from farm.verdict.aggregate import aggregate
 from farm.verdict.checked_cards import (
+    Bound,
     CardFigure,
     CheckedCards,
-    Kind,
     Quantity,
     levels_of,
     shares_of,
@@ -40,10 +40,10 @@ from farm.verdict.verdict import Comparison
 
 MODELS = 1_000
 #: Standard deviations: of the differences between the operators of a kind, and of repeated readings.
-OPERATORS: Mapping[Kind, float] = {"memory": 0.003, "arithmetic": 0.005, "launch": 0.01}
-REPETITION: Mapping[Kind, float] = {"memory": 0.003, "arithmetic": 0.004, "launch": 0.02}
-FIGURES: Mapping[Kind, int] = {"memory": 5, "arithmetic": 6, "launch": 2}
-KINDS: tuple[Kind, ...] = ("memory", "arithmetic", "launch")
+OPERATORS: Mapping[Bound, float] = {"memory": 0.003, "compute": 0.005, "launch": 0.01}
+REPETITION: Mapping[Bound, float] = {"memory": 0.003, "compute": 0.004, "launch": 0.02}
+FIGURES: Mapping[Bound, int] = {"memory": 5, "compute": 6, "launch": 2}
+KINDS: tuple[Bound, ...] = ("memory", "compute", "launch")
 CARDS = FIRST, SECOND = "card-1", "card-2"
 #: The second card draws so much more power; with the standard deviations of operators, and of
 #: repeated figures of a check.
@@ -51,20 +51,20 @@ HUNGRIER, POWER_OF_OPERATORS, POWER_REPETITION = 0.06, 0.01, 0.012
 POWER_W = 500.0
 TUPLES = 24
 #: The shortest and the longest time of a tuple.
-TIMES_US: Mapping[Kind, tuple[float, float]] = {
+TIMES_US: Mapping[Bound, tuple[float, float]] = {
     "memory": (5.0, 500.0),
-    "arithmetic": (5.0, 500.0),
+    "compute": (5.0, 500.0),
     "launch": (2.0, 6.0),
 }
 #: Half-widths of a reading, as fractions.
 HALF_WIDTH, ENERGY_HALF_WIDTH = 0.002, 0.006
 
 #: How much slower the second card is.
-Slower = Mapping[Kind, float]
-EQUAL: Slower = {"memory": 0.0, "arithmetic": 0.0, "launch": 0.0}
-SLOWER: Slower = {"memory": 0.03, "arithmetic": 0.03, "launch": 0.03}
-SLOWER_MEMORY: Slower = {"memory": 0.05, "arithmetic": 0.0, "launch": 0.0}
-OPPOSITE: Slower = {"memory": 0.04, "arithmetic": -0.03, "launch": 0.0}
+Slower = Mapping[Bound, float]
+EQUAL: Slower = {"memory": 0.0, "compute": 0.0, "launch": 0.0}
+SLOWER: Slower = {"memory": 0.03, "compute": 0.03, "launch": 0.03}
+SLOWER_MEMORY: Slower = {"memory": 0.05, "compute": 0.0, "launch": 0.0}
+OPPOSITE: Slower = {"memory": 0.04, "compute": -0.03, "launch": 0.0}
 QUANTITIES: tuple[Quantity, ...] = ("time", "energy")
 
 DIFFERENCES: Mapping[str, Slower] = {
@@ -75,10 +75,10 @@ DIFFERENCES: Mapping[str, Slower] = {
 }
 
 #: Name -> the card of the tuples of each kind ("": half on each card), and the cards of wholes.
-PLACES: Mapping[str, tuple[Mapping[Kind, str], Sequence[str]]] = {
+PLACES: Mapping[str, tuple[Mapping[Bound, str], Sequence[str]]] = {
     "whole on one card, tuples on the other": (dict.fromkeys(KINDS, SECOND), (FIRST,)),
     "wholes on both, tuples by kind": (
-        {"memory": SECOND, "arithmetic": FIRST, "launch": FIRST},
+        {"memory": SECOND, "compute": FIRST, "launch": FIRST},
         (FIRST, SECOND),
     ),
     "wholes on both, half of the tuples on each": (dict.fromkeys(KINDS, ""), (FIRST, SECOND)),
@@ -112,13 +112,13 @@ def simulated_job(
     """Measure a model on two cards, after a check of each. The differences between operators are
     `spread` times as large as `OPERATORS`."""
     of_kind, whole_cards = PLACES[place]
-    model: dict[tuple[Kind, str], float] = {}
-    power_w: dict[tuple[Kind, str], float] = {}
+    model: dict[tuple[Bound, str], float] = {}
+    power_w: dict[tuple[Bound, str], float] = {}
     for kind in KINDS:
         for card_id in CARDS:
             model[kind, card_id] = _ratio(generator, slower, kind, card_id, spread)
             power_w[kind, card_id] = _power_w(generator, card_id, spread)
-    parts, kinds = list[CostLine](), dict[str, Kind]()
+    parts, kinds = list[CostLine](), dict[str, Bound]()
     wholes_us = dict.fromkeys(whole_cards, 0.0)
     wholes_mj = dict.fromkeys(whole_cards, 0.0)
     for number in range(TUPLES):
@@ -148,7 +148,7 @@ def simulated_job(
 
 
 def _ratio(
-    generator: np.random.Generator, slower: Slower, kind: Kind, card_id: str, spread: float
+    generator: np.random.Generator, slower: Slower, kind: Bound, card_id: str, spread: float
 ) -> float:
     """The time of an operator on a card, relative to that on the average card."""
     level = 1 + slower[kind] if card_id == SECOND else 1.0

@@ -51,6 +51,8 @@ _DEFINED = re.compile(r"^(?:def|class) (\w+)", re.MULTILINE)
 #: The keys of a section: parameters of Typer, and those that `_with_text` reads.
 _KEYS = {*inspect.signature(typer.Option).parameters, "flags", "argument"}
 _MOST_NAMES = 20
+#: The farm's own folders: a test compares the sections of their files, so that no command has to.
+_OWN = tuple(Path(__file__).absolute().parents[1] / name for name in ("cli", "farm"))
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 _WHAT, _HOW, _WHERE = "What to measure", "How to measure", "Where to measure, and the verdict"
 
@@ -152,20 +154,26 @@ def _texts(owner: Any, parameters: Collection[str]) -> dict[str, dict[str, Any]]
 def texts_at(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
     """The texts of a file: command or group of options -> parameter -> its option.
 
-    Raises `SettingsError` if the file is not TOML, or if it has a section that is neither a
-    function nor a class of a module beside it."""
+    Raises `SettingsError` if the file is not TOML, or if that of another distribution has a section
+    that is neither a function nor a class of a module beside it."""
     if not path.is_file():
         return {}
     try:
         texts = tomllib.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise SettingsError(f"{path} is not TOML: {error}.", "Correct the file.") from None
+    if not any(path.is_relative_to(folder) for folder in _OWN):
+        _check_sections(path, texts, _owners_beside(path))
+    return texts
+
+
+def _owners_beside(path: Path) -> set[str]:
+    """The names of the public functions and classes of the modules beside a file."""
     owners: set[str] = set()
     for module in path.parent.glob("*.py"):
         names = _DEFINED.findall(module.read_text(encoding="utf-8"))
         owners.update(name.rstrip("_") for name in names if not name.startswith("_"))
-    _check_sections(path, texts, owners)
-    return texts
+    return owners
 
 
 def _check_sections(

@@ -73,8 +73,11 @@ def measure(
     ending.hint = CONTINUES + (OF_A_CPU if any(card.is_cpu for card in cards) else "")
 
     def starting() -> None:
-        check_alone(cards, settings())
-        for check in disturbances(cards, settings()):
+        current = settings()
+        check_alone(cards, current)
+        # The GPUs have just been looked at.
+        others = cards if current.allow_shared else [card for card in cards if card.is_cpu]
+        for check in disturbances(others, current):
             say(f"warning: {check.message}.")
             say(f"→ {check.next_step}")
         say(f"Starting workers for {'; '.join(str(card) for card in cards)}")

@@ -10,5 +10,5 @@ Around a measurement: `torch_device`, `checks` of the card, its fingerprint (`fi
 `verification` compares the calls on the card with their prediction. `call_context` and `cache` time
 tuples among other operators, and `host_steps` puts passes with host steps in CUDA graphs. `ranks`
 and `bus_rate` are for several cards. A CPU has its own runner: `cpu_runner`, `host_clock` and
-`host_places`. `block` measures code of a caller, and `host_code` describes code that is not
-installed as a package."""
+`host_places`. `block` measures code of a caller, and `host_code` imports
+libraries of operators and checks versions of the user's models."""

@@ -1,5 +1,5 @@
-"""The code of this host that subjects run besides the installed packages: libraries of operators,
-and the sources and weights of the user's models."""
+"""The code of this host that subjects run besides PyTorch and the farm: it imports libraries of
+operators, and checks the versions of the user's models and their weights."""
 
 from __future__ import annotations
 

@@ -153,15 +153,17 @@ def measure(
 def slowdown(card_id: str, subject_id: str) -> float:
     """The factor by which a card is slower for a subject; else 1. FARM_SIMULATED_SLOWER="SIM-host-0
     1.03": for all; with ids of subjects after the factor: for these."""
-    slow_id, factor, *subject_ids = [*os.environ.get(SLOWER_VARIABLE, "").split(), "", ""]
-    is_slower = slow_id == card_id and (not any(subject_ids) or subject_id in subject_ids)
-    return float(factor) if is_slower else 1.0
+    words = os.environ.get(SLOWER_VARIABLE, "").split()
+    if words[:1] != [card_id]:
+        return 1.0
+    factor, subject_ids = words[1], words[2:]
+    return float(factor) if not subject_ids or subject_id in subject_ids else 1.0
 
 
 def foreign_processes(card_id: str) -> tuple[int, ...]:
     """The ids of the processes that disturb a card: FARM_SIMULATED_SHARED="SIM-host-0 4711"."""
-    shared_id, *process_ids = [*os.environ.get(SHARED_VARIABLE, "").split(), ""]
-    return tuple(map(int, filter(None, process_ids))) if shared_id == card_id else ()
+    words = os.environ.get(SHARED_VARIABLE, "").split()
+    return tuple(map(int, words[1:])) if words[:1] == [card_id] else ()
 
 
 def unhealthy(card_id: str) -> str:

@@ -179,7 +179,7 @@ def variant(name: str, batch: int = 1, **fields: Any) -> Variant:
     Args:
         fields: fields of a `Variant`; None means the default. ``text`` (a file) and ``tokenizer``
             (a folder with a `tokenizer.json`) give the input text; this process then stores its ids
-            (`farm.settings.UserModels.text`).
+            (`farm.settings.UserModels.add_text`).
 
     Raises:
         UsageError: the model does not accept or use one of the fields; see

@@ -491,6 +491,7 @@ def capture(
     Raises:
         CaptureError: the model is compiled or scripted, or raises an error.
     """
+    refuse_opaque(model)
     return _captured(ForwardRecorder(model, device_type, watch), model, args, kwargs, grad_enabled)
 
 
@@ -557,8 +558,7 @@ def settled(model: nn.Module, one_pass: Callable[[], CapturedPass]) -> CapturedP
     before = held_tensors(model)
     with seeded():
         first = one_pass()
-    keeps = held_tensors(model).keys() > before.keys()
-    if len(first.calls) > MOST_REPEATED_CALLS and not keeps:
+    if len(first.calls) > MOST_REPEATED_CALLS and not held_tensors(model).keys() > before.keys():
         return first
     try:
         with seeded():
@@ -641,7 +641,6 @@ def _captured(
     kwargs: dict[str, Any] | None,
     grad_enabled: bool,
 ) -> CapturedPass:
-    refuse_opaque(model)
     try:
         operators = WatchedOperators(recorder.call_aten)
         recorder.is_watching = True

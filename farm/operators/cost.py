@@ -262,7 +262,7 @@ def model_flops(
     ``computed``, the model runs on its real tensors; otherwise on meta or fake tensors, which
     compute nothing. ``passes_before``: of that pass which follows them. Raises `CaptureError` if
     the model raises an error."""
-    with Unseen().watching(), tensors_restored(model):
+    with Unseen().watching():
         return _model_flops(model, args, kwargs or {}, computed, made, passes_before)
 
 
@@ -276,11 +276,12 @@ def _model_flops(
 ) -> int:
     try:
         if computed:
-            with _no_fused_path():
+            with tensors_restored(model), _no_fused_path():
                 return _counted(model, args, named, passes_before)
         on_meta = all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
         if on_meta and not holds_other_tensors(model):
-            with contextlib.suppress(Exception, SystemExit):  # for example, the model reads values
+            # for example, the model reads values
+            with contextlib.suppress(Exception, SystemExit), tensors_restored(model):
                 return _counted(model, _on_meta(args), _on_meta(named), passes_before)
         with (
             fake_pass(model, args, named, "cpu", made=made) as (_, fake_args, fake_kwargs),

@@ -218,13 +218,15 @@ def _answers(multiprocessors: int) -> list[Replacement]:
         warp_size=_WARP_THREADS,
     )
 
+    capability = "".join(map(str, ASSUMED_CAPABILITY))
+
     def properties(*_: Any) -> Any:
         return card
 
     return [
         (CudaInterface, "get_device_properties", staticmethod(properties)),
         (CudaInterface.Worker, "get_device_properties", staticmethod(properties)),
-        (CudaInterface, "get_compute_capability", staticmethod(lambda *_: "90")),
+        (CudaInterface, "get_compute_capability", staticmethod(lambda *_: capability)),
         (CudaInterface, "is_bf16_supported", staticmethod(lambda *_, **__: True)),
         (CudaInterface, "current_device", staticmethod(lambda: 0)),
         (torch.cuda, "get_device_properties", properties),

@@ -61,7 +61,8 @@ class Extraction:
 
     capture: CapturedPass
     costs: dict[str, Cost]  # of one call, by tuple id
-    # of the whole model by PyTorch's counter, to check the sum over the tuples; None: not counted
+    # of the whole model by PyTorch's counter, to check the sum over the tuples; of a model on
+    # several cards, which it cannot count, that sum itself; None: not counted
     model_flops: int | None = None
     # a lower bound of a training step's peak memory; 0 for a forward pass
     least_peak_bytes: int = 0

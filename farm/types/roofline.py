@@ -9,13 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from farm.types.data_sheets import data_sheet
 from farm.types.fingerprint import is_number, sound_fingerprint
 
 #: Products of numbers of eight bits, whatever the dtype of the model.
 EIGHT_BIT_PRODUCTS = frozenset({"_int_mm", "_scaled_mm"})
+
+
+#: What limits a call at best: the rate of arithmetic, the bandwidth, or the least time of a kernel.
+Bound = Literal["compute", "memory", "launch"]
 
 
 class Work(Protocol):
@@ -49,6 +53,21 @@ class Roofline:
         """The peak rate of an operator, given its short name. Unit: FLOP/s."""
         is_of_eight_bits = operator in EIGHT_BIT_PRODUCTS and self.eight_bit_flops_per_s
         return self.eight_bit_flops_per_s if is_of_eight_bits else self.flops_per_s
+
+    def compute_s(self, call: Work) -> float:
+        """The time of the arithmetic of one call at the peak rate. Unit: s."""
+        return call.flops / self.rate_of(call.short_name)
+
+    def memory_s(self, call: Work) -> float:
+        """The time to move the bytes of one call at the bandwidth. Unit: s."""
+        return call.bytes_moved / self.bytes_per_s
+
+    def bound_of(self, call: Work) -> Bound:
+        """What limits a call at best."""
+        compute_s, memory_s = self.compute_s(call), self.memory_s(call)
+        if max(compute_s, memory_s) * 1e6 < self.launch_floor_us:
+            return "launch"
+        return "compute" if compute_s > memory_s else "memory"
 
     def estimate_us(self, flops: float, bytes_moved: float, operator: str = "") -> float:
         """The estimated time of one call in µs, from its FLOPs (2 per multiply-add), the bytes that

@@ -353,8 +353,7 @@ class NeededTuple:
     @property
     def held_bytes(self) -> int:
         """Size of all parameters and buffers that one call uses. Unit: bytes."""
-        weights = [tensor for tensor in self.spec["tensors"] if tensor["role"] != "activation"]
-        return sum(math.prod(tensor["shape"]) * DTYPES[tensor["dtype"]][0] for tensor in weights)
+        return self.bytes_of("parameter") + self.bytes_of("buffer")
 
     def bytes_of(self, role: str) -> int:
         """Size of the operands of one call with a role, such as `parameter`. Unit: bytes."""

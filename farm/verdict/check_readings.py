@@ -15,7 +15,7 @@ from farm.store.reuse import UNSOUND, tells_others
 from farm.store.tables import ItemRole, JobState
 from farm.types.request import CARD_CHECK
 from farm.types.roofline import Roofline
-from farm.verdict.checked_cards import LONGEST_AGE_S, CardFigure, kind_of_work
+from farm.verdict.checked_cards import LONGEST_AGE_S, CardFigure
 from farm.verdict.corrections import POWER_PER_C
 
 _OF_READING = ("card_id", "subject_id", "protocol_id", "software_id", "method", "flags")
@@ -72,7 +72,7 @@ def _figure(row: Any, peaks: Roofline) -> CardFigure:
         energy = math.log(row.energy_mj) - POWER_PER_C.value * (row.temperature_c or 0.0)
     return CardFigure(
         (row.subject_id, row.protocol_id, row.software_id, str(row.method)),
-        kind_of_work(row.flops, row.bytes_moved, row.short_name, peaks),
+        peaks.bound_of(row),
         row.card_id,
         math.log(row.time_us),
         energy,

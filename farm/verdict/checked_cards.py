@@ -17,18 +17,17 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from statistics import fmean
-from typing import Literal
 
+from farm.store.database import by_key
 from farm.types.intervals import student_t_95
-from farm.types.roofline import Roofline
+from farm.types.roofline import Bound
 from farm.verdict.canaries import CanaryReadings
 from farm.verdict.corrections import POWER_PER_C
 from farm.verdict.cost_line import CostLine
+from farm.verdict.expectation import Quantity
 from farm.verdict.figures import ReadingView
-
-Kind = Literal["memory", "arithmetic", "launch"]
-Quantity = Literal["time", "energy"]
 
 #: A check says something about a reading if it is at most so much older or newer. An assumption: no
 #: card has been checked for days. Unit: s.
@@ -37,9 +36,9 @@ LONGEST_AGE_S = 7 * 86_400.0
 #: repeated readings (docs/design/card-check.md). It counts as much as `PRIOR_DEGREES` figures: with
 #: four, intervals held too seldom if the operators of a kind differ more
 #: (benchmarks/card_differences.py).
-REPETITION: Mapping[Kind, Mapping[Quantity, float]] = {
+REPETITION: Mapping[Bound, Mapping[Quantity, float]] = {
     "memory": {"time": 0.003, "energy": 0.012},
-    "arithmetic": {"time": 0.004, "energy": 0.012},
+    "compute": {"time": 0.004, "energy": 0.012},
     "launch": {"time": 0.02, "energy": 0.03},
 }
 PRIOR_DEGREES = 1
@@ -54,7 +53,7 @@ class CardFigure:
     """
 
     figure: tuple[str, ...]  # tuple, protocol, software and method: equal on comparable cards
-    kind: Kind
+    kind: Bound
     card_id: str
     time: float
     energy: float | None
@@ -85,8 +84,8 @@ class CheckedCards:
         shares: card id -> the share of its whole in the mean of the wholes.
     """
 
-    levels: Mapping[tuple[Kind, Quantity], Level]
-    kinds: Mapping[str, Kind]
+    levels: Mapping[tuple[Bound, Quantity], Level]
+    kinds: Mapping[str, Bound]
     shares: Mapping[str, float]
 
     def restated(self, lines: Iterable[CostLine], wholes: Sequence[ReadingView]) -> list[CostLine]:
@@ -96,12 +95,14 @@ class CheckedCards:
         the whole on its own card, if there is one. So the rest to the mean of the wholes is added.
         """
         mean_c = _temperature_c(wholes)
+        by_card = by_key(lambda whole: whole.card_id, wholes)
+        temperatures_c = {card_id: _temperature_c(views) for card_id, views in by_card.items()}
         restated = []
         for line in lines:
             reading = line.reading
             if reading is not None:
                 operator_id, card_id = line.subject.operator_id, reading.card_id
-                own_c = _temperature_c([whole for whole in wholes if whole.card_id == card_id])
+                own_c = temperatures_c.get(card_id)
                 warmer_c = 0.0 if own_c is None or mean_c is None else mean_c - own_c
                 of_energy = self.ratio("energy", operator_id, card_id)
                 reading = reading.restated(
@@ -126,7 +127,7 @@ class CheckedCards:
         of_time = self.ratio("time", operator_id, view.card_id)
         return view.restated(1 / of_time, 1 / self.ratio("energy", operator_id, view.card_id))
 
-    @property
+    @cached_property
     def card_ids(self) -> set[str]:
         ids: set[str] = set()
         for level in self.levels.values():
@@ -151,13 +152,21 @@ class CheckedCards:
 
     def ratio(self, quantity: Quantity, operator_id: str, card_id: str) -> float:
         """Return the cost of a tuple on a card, relative to that on the cards of the wholes."""
-        level = self.levels.get((self.kinds[operator_id], quantity))
-        if level is None:
+        of_work = self.kinds[operator_id], quantity
+        if of_work not in self.levels:
             return 1.0
-        of_wholes = math.fsum(
-            share * math.exp(level.of_card[whole_id]) for whole_id, share in self.shares.items()
-        )
-        return math.exp(level.of_card[card_id]) / of_wholes
+        return math.exp(self.levels[of_work].of_card[card_id]) / self._of_wholes[of_work]
+
+    @cached_property
+    def _of_wholes(self) -> Mapping[tuple[Bound, Quantity], float]:
+        """(kind of work, quantity) -> its cost on the cards of the wholes, relative to the mean of
+        the cards."""
+        ratios = {}
+        for of_work, level in self.levels.items():
+            ratios[of_work] = math.fsum(
+                share * math.exp(level.of_card[card_id]) for card_id, share in self.shares.items()
+            )
+        return ratios
 
     def half_width(self, quantity: Quantity, costs: Iterable[tuple[CostLine, float]]) -> float:
         """Return the half-width of a sum for the errors of the levels, in the unit of the costs.
@@ -168,7 +177,7 @@ class CheckedCards:
         Args:
             costs: the lines of the sum, each with the cost of all its calls.
         """
-        of_kind: dict[Kind, dict[str, float]] = {}
+        of_kind: dict[Bound, dict[str, float]] = {}
         for line, cost in costs:
             kind = self.kinds[line.subject.operator_id]
             of_card = of_kind.setdefault(kind, defaultdict(float))
@@ -197,27 +206,13 @@ class CheckedCards:
         return on_card / total if total else 1.0
 
 
-def kind_of_work(flops: float, bytes_moved: float, operator: str, peaks: Roofline) -> Kind:
-    """Return what takes most of the time of a call, by its roofline.
-
-    Args:
-        flops: 2 per multiply-add.
-        operator: its short name.
-    """
-    of_arithmetic_us = flops / peaks.rate_of(operator) * 1e6
-    of_memory_us = bytes_moved / peaks.bytes_per_s * 1e6
-    if max(of_arithmetic_us, of_memory_us) < peaks.launch_floor_us:
-        return "launch"
-    return "arithmetic" if of_arithmetic_us > of_memory_us else "memory"
-
-
 def levels_of(
     figures: Iterable[CardFigure], card_ids: Iterable[str]
-) -> dict[tuple[Kind, Quantity], Level]:
+) -> dict[tuple[Bound, Quantity], Level]:
     """Return the levels of cards from the figures that all of them have; no level if there are
     none. Of several equal figures of a card, the first one counts."""
     cards = sorted(card_ids)
-    readings: dict[tuple[Kind, Quantity, tuple[str, ...]], dict[str, float]] = {}
+    readings: dict[tuple[Bound, Quantity, tuple[str, ...]], dict[str, float]] = {}
     for each in figures:
         values: tuple[tuple[Quantity, float | None], ...] = (
             ("time", each.time),
@@ -227,7 +222,7 @@ def levels_of(
             if value is not None:
                 of_figure = readings.setdefault((each.kind, quantity, each.figure), {})
                 of_figure.setdefault(each.card_id, value)
-    rows: dict[tuple[Kind, Quantity], list[list[float]]] = defaultdict(list)
+    rows: dict[tuple[Bound, Quantity], list[list[float]]] = defaultdict(list)
     for (kind, quantity, _), of_card in readings.items():
         if of_card.keys() >= set(cards):
             rows[kind, quantity].append([of_card[card_id] for card_id in cards])
@@ -274,8 +269,8 @@ def _temperature_c(readings: Iterable[ReadingView]) -> float | None:
 
 
 def shares_of(parts: Iterable[CostLine], wholes: Sequence[ReadingView]) -> Mapping[str, float]:
-    """Return the share of the whole on each card in their mean: that of the tuples of the card, or
-    equal shares if no tuple was measured on their cards."""
+    """Return the share of the whole on each card in their mean: that of the tuples of the card, by
+    their readings before corrections, or equal shares if no tuple was measured on their cards."""
     of_card_us = {whole.card_id: 0.0 for whole in wholes}
     for part in parts:
         if part.reading is not None and part.reading.card_id in of_card_us:

@@ -27,14 +27,14 @@ from farm.types.details import CanaryNote, canary_of
 from farm.types.format import told_apart
 from farm.types.protocol import Protocol
 from farm.types.request import named
-from farm.types.roofline import Roofline, roofline_of
+from farm.types.roofline import Bound, Roofline, roofline_of
 from farm.types.software import software_values
 from farm.types.variant import Variant
 from farm.types.verification import Verification
 from farm.verdict.aggregate import added, aggregate, sum_lines
 from farm.verdict.canaries import REFERENCE_OPERATOR, CanaryReadings
 from farm.verdict.check_readings import figures_of_checks
-from farm.verdict.checked_cards import CheckedCards, Kind, kind_of_work, levels_of, shares_of
+from farm.verdict.checked_cards import CheckedCards, levels_of, shares_of
 from farm.verdict.cost_line import CostLine, TupleView
 from farm.verdict.figures import (
     NOT_IN_SCOPE,
@@ -398,20 +398,20 @@ class JobResults:
 
     @cached_property
     def checked_cards(self) -> CheckedCards | None:
-        """The differences between the cards of the job. None if it has one card or splits a model,
-        or if one of its cards has no check with the same software, not long before or after its
-        readings."""
+        """The differences between the cards of the job. None if it has one card or no whole, or
+        splits a model; if one of its cards has no check with the same software, not long before or
+        after its readings; or if all figures of a kind of its work are tuples of the job."""
         wholes = of_launch(self.wholes, self.protocol.launch)
+        if not wholes or self._cards > 1:
+            return None
         readings = [part.reading for part in self.parts if part.reading]
         card_ids = {view.card_id for view in (*readings, *wholes)}
-        if len(card_ids) < 2 or not wholes or self._cards > 1:
+        if len(card_ids) < 2:
             return None
         rows = [self.readings[view.reading_id] for view in (*readings, *wholes)]
-        kinds: dict[str, Kind] = {REFERENCE_OPERATOR: "arithmetic"}
+        kinds: dict[str, Bound] = {REFERENCE_OPERATOR: "compute"}
         for part in self.parts:
-            subject = part.subject
-            work = subject.flops, subject.bytes_moved, subject.short_name
-            kinds[subject.operator_id] = kind_of_work(*work, self.roofline)
+            kinds[part.subject.operator_id] = self.roofline.bound_of(part.subject)
         figures = figures_of_checks(self.session, rows, kinds.keys(), self.roofline)
         levels = levels_of(figures, card_ids)
         if any((kind, "time") not in levels for kind in kinds.values()):
@@ -451,7 +451,7 @@ class JobResults:
             launch=self.protocol.launch,
             requested=named(self.job.request.get("operators", ())),
             verification=self.verification,
-            cards=None if self.is_large else self.checked_cards,
+            cards=self.checked_cards,
         )
 
     def _verdict_of_batches(self) -> Verdict:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from farm.types.figure import share_of
 from farm.types.format import count_of, percent
-from farm.types.roofline import Roofline
+from farm.types.roofline import Bound, Roofline
 from farm.verdict.cost_line import CostLine
 
 # A row has room for improvement if it has at least this share of the sum, and less than this share
 # of the roofline.
 LEAST_SHARE, MOST_OF_ROOFLINE = 0.01, 0.5
-
-#: What limits a call at best: the rate of arithmetic, the bandwidth, or the least time of a kernel.
-Bound = Literal["compute", "memory", "launch"]
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,8 @@ class Rates:
     @property
     def ideal_us(self) -> float:
         """The time of one call at the card's peak rates, without its launch."""
-        return max(self._compute_s, self._memory_s) * 1e6
+        call = self.line.subject
+        return max(self.peaks.compute_s(call), self.peaks.memory_s(call)) * 1e6
 
     @property
     def roofline_share(self) -> float | None:
@@ -72,9 +70,7 @@ class Rates:
     @property
     def bound(self) -> Bound:
         """What limits a call at best."""
-        if self.ideal_us < self.peaks.launch_floor_us:
-            return "launch"
-        return "compute" if self._compute_s > self._memory_s else "memory"
+        return self.peaks.bound_of(self.line.subject)
 
     @property
     def excess_us(self) -> float:
@@ -87,14 +83,6 @@ class Rates:
         """True if the calls have room for improvement."""
         heavy = (self.time_share or 0.0) >= LEAST_SHARE
         return heavy and (self.roofline_share or 1.0) < MOST_OF_ROOFLINE
-
-    @property
-    def _compute_s(self) -> float:
-        return self.flops / self.peaks.rate_of(self.line.subject.short_name)
-
-    @property
-    def _memory_s(self) -> float:
-        return self.line.subject.bytes_moved / self.peaks.bytes_per_s
 
     def to_json(self) -> dict[str, Any]:
         return {

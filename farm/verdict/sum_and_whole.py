@@ -12,9 +12,10 @@ from dataclasses import replace
 from farm.types.figure import Figure, PassCost, total_of
 from farm.types.intervals import paired_half_width
 from farm.verdict.canaries import Systematic
-from farm.verdict.checked_cards import CheckedCards, Quantity
+from farm.verdict.checked_cards import CheckedCards
 from farm.verdict.corrections import weights_in_cache
 from farm.verdict.cost_line import CostLine
+from farm.verdict.expectation import Quantity
 from farm.verdict.figures import CallCost, ReadingView
 from farm.verdict.gap_errors import ErrorSources, GapErrors, errors_of_gap
 from farm.verdict.verdict import Comparison, Verdict

@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 from farm.types.fingerprint import median_fingerprint
-from farm.types.roofline import roofline_of
+from farm.types.roofline import Roofline, roofline_of
 from farm.types.tuple import NeededTuple
 
 
@@ -59,3 +59,13 @@ def test_a_damaged_fingerprint_does_not_count():
         "copy_bytes_per_s": 3e12,
         "matmul_flops_per_s": {"float32": 50e12},
     }
+
+
+def test_the_roofline_says_what_limits_a_call():
+    def call(flops, bytes_moved, operator):
+        return NeededTuple("1", operator, operator, flops, bytes_moved, {"": 1}, {})
+
+    peaks = Roofline(flops_per_s=1e12, bytes_per_s=1e12, launch_floor_us=2.0)
+    assert peaks.bound_of(call(10**7, 10**6, "mm")) == "compute"
+    assert peaks.bound_of(call(10**6, 10**7, "relu")) == "memory"
+    assert peaks.bound_of(call(10**3, 10**3, "add")) == "launch"

@@ -10,8 +10,7 @@ from sqlmodel import col, select
 from benchmarks.card_differences import DIFFERENCES, EQUAL, OPPOSITE, PLACES, simulated_job, summary
 from farm.store import tables
 from farm.types.request import CARD_CHECK, Request, Sweep
-from farm.types.roofline import Roofline
-from farm.verdict.checked_cards import LONGEST_AGE_S, CardFigure, kind_of_work, levels_of
+from farm.verdict.checked_cards import LONGEST_AGE_S, CardFigure, levels_of
 from farm.verdict.job_results import JobResults
 from tests.report import rows
 
@@ -95,13 +94,6 @@ def test_figures_that_differ_widen_the_interval_and_noise_restates_nothing():
 def test_a_figure_that_one_card_lacks_does_not_count():
     lacking = [each for each in figures({"a": 1.0, "b": 1.04}) if each.card_id == "a"]
     assert levels_of(lacking, "ab") == {}
-
-
-def test_the_kind_of_work_follows_from_the_roofline():
-    peaks = Roofline(flops_per_s=1e12, bytes_per_s=1e12, launch_floor_us=2.0)
-    assert kind_of_work(1e7, 1e6, "mm", peaks) == "arithmetic"
-    assert kind_of_work(1e6, 1e7, "relu", peaks) == "memory"
-    assert kind_of_work(1e3, 1e3, "add", peaks) == "launch"
 
 
 def add_check(

@@ -168,8 +168,9 @@ def above_floor(
     """
     bounded = []
     raised_us = raised_mj = 0.0
-    for prediction, call in zip(predictions.calls, calls, strict=True):
-        time_us = prediction.time_us.at_least(floor_us(card_model, call, tf32=tf32))
+    floors_us = [floor_us(card_model, call, tf32=tf32) for call in calls]
+    for prediction, call, least_us in zip(predictions.calls, calls, floors_us, strict=True):
+        time_us = prediction.time_us.at_least(least_us)
         raised_us += (time_us.value - prediction.time_us.value) * call.all_calls
         energy_mj = prediction.energy_mj
         if energy_mj is not None:
@@ -179,7 +180,8 @@ def above_floor(
         bounded.append(replace(prediction, time_us=time_us, energy_mj=energy_mj))
 
     total = predictions.total
-    total_floor_us = sum_of_floors_us(card_model, calls, tf32=tf32)
+    least = zip(floors_us, calls, strict=True)
+    total_floor_us = math.fsum(least_us * call.all_calls for least_us, call in least)
     total_us = _moved(total.time_us, raised_us).at_least(total_floor_us)
     total_mj = total.energy_mj
     if total_mj is not None:

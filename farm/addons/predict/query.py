@@ -152,7 +152,7 @@ class EstimateQuery:
         answer = estimate(session, variant, model, protocol, torch=self.torch, **arguments)  # type: ignore[arg-type]
         if unlisted is None:
             return answer
-        roofline_us = sum(roofline.call_us(entry) * entry.all_calls for entry in unlisted.needed())
+        roofline_us = sum(roofline.call_us(entry) * entry.all_calls for entry in needed or ())
         notes = [*notes_on_kernels(variant), *answer.notes]
         reason = answer.incomplete_reason
         reason = reason or why_lower_bound(entry.needed for entry in answer.missing)

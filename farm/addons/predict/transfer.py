@@ -56,7 +56,8 @@ class Points:
         source_cards: Names,
     ) -> Self:
         """``costs``: of the calls on the source ``card``."""
-        memory, compute, launch = _bounds(card, calls, costs.time_us)
+        traffic = Traffic.on(card, calls, _cache_rate(card))
+        memory, compute, launch = _bounds(card, calls, costs.time_us, traffic)
         half = np.array(
             [call.itemsize_bytes < 4 and call.compute_us > 0 for call in calls], dtype=float
         )
@@ -247,16 +248,14 @@ def _cache_rate(card: CardRates) -> float:
 
 
 def _bounds(
-    card: CardRates, calls: Sequence[CallDescription], times_us: Floats
+    card: CardRates, calls: Sequence[CallDescription], times_us: Floats, traffic: Traffic
 ) -> tuple[Floats, ...]:
     """Return what bounds each call on a card, at most 1: times of memory, computation and launch /
-    its time.
+    its time. ``traffic``: of the calls on the card.
     """
     compute_us = np.array([call.compute_us for call in calls])
-    memory_us = Traffic.on(card, calls, _cache_rate(card)).memory_us
-    return tuple(
-        np.minimum(part / times_us, 1.0) for part in (memory_us, compute_us, card.launch_floor_us)
-    )
+    parts_us = traffic.memory_us, compute_us, card.launch_floor_us
+    return tuple(np.minimum(part_us / times_us, 1.0) for part_us in parts_us)
 
 
 def _log_ratio(
@@ -268,13 +267,13 @@ def _log_ratio(
     The rate of the last cache is in no data sheet. It is assumed to be proportional to the number
     of multiprocessors. Data may be in the cache of one card, and too large for that of the other.
     """
-    memory, compute, launch = _bounds(source, calls, times_us)
+    cache_rate = _cache_rate(source)
+    on_source = Traffic.on(source, calls, cache_rate)
+    memory, compute, launch = _bounds(source, calls, times_us, on_source)
     source_peaks = np.array([source.roofline(call.dtype).flops_per_s for call in calls])
     target_peaks = np.array([target.roofline(call.dtype).flops_per_s for call in calls])
     rest = np.maximum(0.0, 1 - np.maximum(memory, compute) - launch)
 
-    cache_rate = _cache_rate(source)
-    on_source = Traffic.on(source, calls, cache_rate)
     multiprocessors = target.multiprocessors / source.multiprocessors
     on_target = Traffic.on(target, calls, multiprocessors * cache_rate)
     cache = np.minimum(on_source.cache_us / times_us, rest)
