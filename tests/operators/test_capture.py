@@ -10,6 +10,7 @@ from farm.models import catalog
 from farm.operators.capture import capture, predict
 from farm.operators.profiler import verify_on_device
 from tests import slow
+from tests.operators.fallback import Fallback
 
 
 class Shapes(nn.Module):
@@ -209,28 +210,9 @@ def test_a_model_that_raises_says_where():
     assert nn.Module.__call__.__name__ == "_wrapped_call_impl"
 
 
-class Fast(nn.Module):
-    def forward(self, x):
-        raise RuntimeError("not for this input")
-
-
-class Block(nn.Module):
-    """Has a fast way, which raises, and a slow one."""
-
-    def __init__(self):
-        super().__init__()
-        self.fast, self.slow = Fast(), nn.Linear(8, 8)
-
-    def forward(self, x):
-        try:
-            return self.fast(x)
-        except RuntimeError:
-            return self.slow(x) * 2
-
-
 @pytest.mark.parametrize("run", [capture, predict])
 def test_calls_after_an_error_that_the_model_catches_belong_to_their_own_module(run):
-    found = run(nn.Sequential(Block()), (torch.randn(2, 8),))
+    found = run(nn.Sequential(Fallback(8, 8)), (torch.randn(2, 8),))
     calls = [(found.tuples[call.tuple_id].short_name, call.module_path) for call in found.calls]
     assert calls == [("Linear", "0.slow"), ("mul", "0")]
     assert not found.gaps
@@ -238,7 +220,7 @@ def test_calls_after_an_error_that_the_model_catches_belong_to_their_own_module(
 
 def test_an_error_after_one_that_the_model_caught_has_its_own_place():
     with pytest.raises(CaptureError, match="raised at '1'"):
-        capture(nn.Sequential(Block(), nn.Linear(3, 3)), (torch.randn(2, 8),))
+        capture(nn.Sequential(Fallback(8, 8), nn.Linear(3, 3)), (torch.randn(2, 8),))
 
 
 class Caught(nn.Module):

@@ -28,6 +28,7 @@ from farm.training.step import (
     loss_of,
 )
 from tests import slow
+from tests.operators.fallback import Fallback
 
 CPU = torch.device("cpu")
 
@@ -307,25 +308,8 @@ def test_operators_after_an_attention_that_raises_are_recorded(mask, gaps):
     assert all("raised an error afterwards" in gap for gap in seen.gaps)
 
 
-class Raising(nn.Module):
-    def forward(self, x):
-        raise RuntimeError("not for this input")
-
-
-class Fallback(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fast, self.slow = Raising(), nn.Linear(4, 3)
-
-    def forward(self, x):
-        try:
-            return self.fast(x)
-        except RuntimeError:
-            return self.slow(x) * 2
-
-
 def test_operators_after_an_error_that_the_model_catches_belong_to_their_own_module():
-    seen = capture_step(stepping(nn.Sequential(Fallback()), torch.randn(2, 4)))
+    seen = capture_step(stepping(nn.Sequential(Fallback(4, 3)), torch.randn(2, 4)))
     paths = {seen.tuples[call.tuple_id].short_name: call.module_path for call in seen.calls}
     assert not seen.gaps
     assert (paths["addmm"], paths["mul"]) == ("0.slow", "0")
