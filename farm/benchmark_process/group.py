@@ -131,8 +131,8 @@ class BenchmarkGroup:
         timeout_s: float = 300.0,
         on_phase: OnPhase | None = None,
     ) -> CardReading:
-        """Measure one subject on all cards, and first verify its calls if they are predicted.
-        Raises `Unmeasurable` if a rank failed, ended or was late; all ranks have then ended.
+        """Measure one subject on all cards. If its calls are predicted, verify them first. Raises
+        `Unmeasurable` if a rank failed, ended or was late; all ranks have then ended.
 
         The reading has the time of the slowest rank and the energy of all cards; `Details.ranks`
         has those of each."""

@@ -131,7 +131,7 @@ class Recorder:
         )
         self.around = around or (lambda number: contextlib.nullcontext())
         self.path = ""  # path of the module that runs
-        # path of the module that raised the error that is not caught yet
+        # path of the module that raised an error; None: no error, or the model has caught it
         self.raised_at: str | None = None
         self.paths = {id(module): name for name, module in model.named_modules()}
         self.unseen = Unseen()

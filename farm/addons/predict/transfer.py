@@ -243,7 +243,7 @@ class Traffic:
 
 
 def _cache_rate(card: CardRates) -> float:
-    """Return the rate of the last cache of a card whose readings exist, in bytes/s."""
+    """Return the rate of the last cache of a measured card, in bytes/s."""
     return CACHE_RATE * card.bytes_per_s
 
 
